@@ -38,7 +38,9 @@ LAYERS = {  # a module or folder, and what else it may import of this package
     'runs.compiled',
   ),
   'models': (),
-  'objectives': ('models.', 'parallel.', 'pretrained', 'weights.'),
+  'objectives': (
+    *('models.', 'optim.schedules', 'parallel.', 'pretrained', 'weights.'),
+  ),
   'optim': (),
   'parallel': ('models.layers',),
   'reports': ('config', 'runs.metrics'),

@@ -141,11 +141,7 @@ class Views:
 
 
 def represent(
-  model: Any,
-  params: Params,
-  views: jax.Array,
-  *,
-  rng: jax.Array | None = None,
+  model: Any, params: Params, views: jax.Array, rng: jax.Array | None = None
 ) -> jax.Array:
   """Return the representations of views: float [B, V, H, W, C] -> [B, V, D].
 

@@ -1,0 +1,324 @@
+"""DINO and SimDINO: lightly's numbers, the teacher, the centre, any mesh."""
+
+import dataclasses
+import functools
+import math
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import tree
+from vit_jax.models.layers import Normalize
+from vit_jax.objectives.dino import Dino, DinoHead, SimDino
+from vit_jax.objectives.views import Colour, Views
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Timeline, steps
+from vit_jax.parallel import sharding
+from vit_jax.step import TrainState, train_step
+from vit_jax.train import make_step
+from vit_jax.weights import timm
+
+sys.path[:0] = [str(pathlib.Path(__file__).parents[1] / 'golden')]
+
+import record_dino as recorder  # noqa: E402
+
+KEY = jax.random.key(0)
+PLAIN = Colour(flip=0, jitter_probability=0, grey=0, blur=0)
+GIVEN = Views((PLAIN,), PLAIN)  # pixels as they are
+HEAD = DinoHead(recorder.OUTPUTS, recorder.HIDDEN, recorder.BOTTLENECK)
+TIMELINE = Timeline(recorder.BATCH, 2 * recorder.BATCH, recorder.STEPS)
+
+
+@functools.cache
+def golden():
+  with np.load(pathlib.Path(recorder.__file__).with_name('dino.npz')) as file:
+    return dict(file)
+
+
+def part(start):
+  found = {k: x for k, x in golden().items() if k.startswith(start)}
+  return {k.removeprefix(start): x for k, x in found.items()}
+
+
+def read(arrays, lengths=False):
+  """Return parameters of arrays named as in timm and lightly."""
+  found = {}
+  for i in range(3):
+    layer = f'head.layers.{2 * i}'
+    found[f'objective/fc{i + 1}/kernel'] = arrays[f'{layer}.weight'].T
+    found[f'objective/fc{i + 1}/bias'] = arrays[f'{layer}.bias']
+  found['objective/last/kernel'] = arrays['head.last_layer.weight_v'].T
+  if lengths:
+    length = arrays['head.last_layer.weight_g'].T[None]
+    found['objective/last/length'] = length
+  vit = {k[4:]: x for k, x in arrays.items() if k.startswith('vit.')}
+  if vit:
+    found |= timm.read(vit, num_heads=2).params
+  return tree.unflatten(found)
+
+
+@functools.cache
+def first():
+  """Return the model and first parameters of the recorded run."""
+  arrays = recorder.weights({k: x.shape for k, x in part('student/').items()})
+  vit = {k[4:]: x for k, x in arrays.items() if k.startswith('vit.')}
+  return timm.read(vit, num_heads=2).model, read(arrays)
+
+
+def make(kind=Dino, model=None, **fields):
+  given = {'views': GIVEN, 'head': HEAD, 'timeline': TIMELINE}
+  if kind is SimDino:
+    given['head'] = DinoHead(None, recorder.HIDDEN, recorder.BOTTLENECK)
+  model = model or first()[0]
+  return kind(model, preprocess=Normalize(), **given | fields)
+
+
+def start(loss_fn, tx=None, step=0):
+  """Return the first TrainState, with the recorded parameters."""
+  params = jax.tree.map(jnp.asarray, first()[1])
+  if isinstance(loss_fn, SimDino):
+    del params['objective']['last']
+  return TrainState(
+    step=jnp.int32(step),
+    params=params,
+    opt_state=tx and tx.init(params),
+    rng=KEY,
+    ema=params,
+    carried=getattr(loss_fn, 'carried', lambda: None)(),
+  )
+
+
+def assert_close(found, expected, rtol, atol=0.0):
+  """Except biases of keys: their gradients are 0, and Adam scales rounding."""
+  found, expected = tree.flatten(found), tree.flatten(expected)
+  assert found.keys() == expected.keys()
+  for path, x in expected.items():
+    if not path.endswith('key/bias'):
+      np.testing.assert_allclose(found[path], x, rtol, atol, err_msg=path)
+
+
+# Against lightly.
+
+
+def test_loss_gradient_and_centre_are_lightlys():
+  class Given(Dino):
+    def outputs(self, params, batch, rng, state):
+      return params['objective']['last'], jnp.asarray(batch)
+
+  student, teacher, centre = recorder.outputs()
+  loss_fn = make(
+    Given, teacher_temperature=0.05, warmup_teacher_temperature=0.05
+  )
+  state = TrainState(jnp.int32(2), {}, None, KEY, carried=jnp.asarray(centre))
+  params = {'objective': {'last': student}}
+  fn = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))
+  (loss, metrics), grads = fn(params, teacher, KEY, state)
+  expected = part('loss/')
+  np.testing.assert_allclose(loss, expected['value'], rtol=1e-5)
+  np.testing.assert_allclose(
+    grads['objective']['last'], expected['gradient'], 1e-5, 1e-7
+  )
+  np.testing.assert_allclose(metrics['carried'], expected['centre'], 1e-5, 1e-7)
+  shifted = (teacher - centre) / 0.05
+  p = np.exp(shifted - shifted.max(-1, keepdims=True))
+  p /= p.sum(-1, keepdims=True)
+  mean = p.mean((0, 1))
+  for name, value in (
+    ('teacher_entropy', -(p * np.log(p)).sum(-1).mean()),
+    ('batch_entropy', -(mean * np.log(mean)).sum()),
+  ):
+    np.testing.assert_allclose(metrics[name], value, rtol=1e-5)
+
+
+@pytest.mark.parametrize('norm', [True, False])
+def test_head_is_lightlys(norm):
+  expected = part(f'head/{norm}/')
+  shapes = {k: x.shape for k, x in expected.items() if k != 'out'}
+  shapes['head.last_layer.weight_g'] = (recorder.OUTPUTS, 1)
+  params = read(recorder.weights(shapes), lengths=not norm)['objective']
+  head = dataclasses.replace(HEAD, norm_last_layer=norm)
+  made = head.init(KEY, recorder.WIDTH)
+  assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params)
+  teacher = recorder.outputs()[1]
+
+  def loss(params):
+    out = head(params, jnp.asarray(teacher[..., : recorder.WIDTH]))
+    return jnp.sum(out * teacher), out
+
+  grads, out = jax.jit(jax.grad(loss, has_aux=True))(params)
+  out = out.reshape(expected['out'].shape)
+  np.testing.assert_allclose(out, expected['out'], 1e-5, 1e-6)
+  found = read(expected, lengths=not norm)['objective']
+  assert_close(grads, found, 1e-5, 2e-6)
+
+
+def test_ten_steps_are_those_of_pytorch():
+  """First gradients to 1e-5; losses, centre and parameters to 1e-3."""
+  rule = functools.partial(optax.adamw, weight_decay=recorder.DECAYS[0])
+  decayed = ('.*kernel', 'cls', '.*pos_embedding')
+  optimizer = Optimizer(
+    rule, decay_mask=decayed, final_weight_decay=recorder.DECAYS[1]
+  )
+  tx = optimizer(first()[1], recorder.LR, TIMELINE)
+  low, high = recorder.TEMPERATURES
+  loss_fn = make(
+    momentum=recorder.MOMENTUM,
+    teacher_temperature=high,
+    warmup_teacher_temperature=low,
+    teacher_warmup=steps(5),
+  )
+  state = start(loss_fn, tx)
+  batch = jax.tree.map(jnp.float32, recorder.crops(0))
+  grads, _ = jax.jit(jax.grad(loss_fn, has_aux=True))(
+    state.params, batch, KEY, state
+  )
+  assert_close(grads, read(part('grad/')), 1e-5, 1e-5)
+  step = jax.jit(
+    functools.partial(
+      train_step, loss_fn=loss_fn, tx=tx, ema_weight=loss_fn.ema_weight
+    )
+  )
+  losses = []
+  for i in range(recorder.STEPS):
+    state, metrics = step(state, recorder.crops(i))
+    losses.append(metrics['loss'])
+  np.testing.assert_allclose(losses, golden()['losses'], rtol=1e-3)
+  np.testing.assert_allclose(state.carried, golden()['centre'], 1e-3, 1e-4)
+  for name, params in (('student/', state.params), ('teacher/', state.ema)):
+    assert_close(params, read(part(name)), 1e-3, 1e-4)
+
+
+# What the teacher sees, what is learned, and on which devices.
+
+
+def grads_of(loss_fn, state, batch, rng=KEY):
+  fn = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))
+  batch = jax.tree.map(jnp.float32, batch)
+  return fn(state.params, batch, rng, state)
+
+
+def test_the_teacher_is_the_ema_and_sees_global_views():
+  """Without stochastic depth. Local views may be missing."""
+  model = first()[0].clone(stochastic_depth=0.5)
+  loss_fn = make(model=model)
+  state, batch = start(loss_fn), recorder.crops(0)
+
+  @jax.jit
+  def outputs(params, ema, batch, rng):
+    of_teacher = dataclasses.replace(state, ema=ema)
+    return loss_fn.outputs(params, batch, rng, of_teacher)
+
+  ema = jax.tree.map(lambda x: 0.9 * x, state.ema)
+  batch = jax.tree.map(jnp.float32, batch)
+  student, teacher = outputs(state.params, ema, batch, KEY)
+  assert student.shape[:2] == (4, 5) and teacher.shape[:2] == (4, 2)
+  other = {'image': batch['image'], 'local': 255 - batch['local']}
+  moved, same = outputs(state.params, ema, other, jax.random.key(1))
+  np.testing.assert_array_equal(same, teacher)
+  assert jnp.all(jnp.any(moved != student, axis=(0, 2)))
+  # The teacher is the model of the EMA, one view by itself.
+  x = Normalize()(batch['image'][:, 1])
+  features = model.apply({'params': ema}, x)[:, None]
+  expected = loss_fn.head(ema['objective'], features)
+  np.testing.assert_allclose(teacher[:, 1:], expected, rtol=2e-5, atol=1e-6)
+  few, _ = outputs(state.params, ema, {'image': batch['image']}, KEY)
+  np.testing.assert_allclose(few, student[:, :2], rtol=2e-5, atol=1e-6)
+
+
+def test_the_last_layer_waits_an_epoch():
+  head = dataclasses.replace(HEAD, norm_last_layer=False)
+  loss_fn = make(head=head)
+  for step, moves in ((0, False), (1, False), (2, True)):
+    state = start(loss_fn, step=step)
+    state.params['objective']['last']['length'] = jnp.ones((1, 1, head.outputs))
+    _, grads = grads_of(loss_fn, state, recorder.crops(0))
+    for path, x in tree.flatten(grads['objective']).items():
+      assert jnp.any(x != 0) == (moves or not path.startswith('last/')), path
+
+
+def test_losses_of_bfloat16_models_are_float32():
+  loss_fn = make()
+  state, batch = start(loss_fn, step=5), recorder.crops(0)
+  expected, _ = grads_of(loss_fn, state, batch)
+  low = make(model=first()[0].clone(dtype='bfloat16'))
+  (loss, metrics), grads = grads_of(low, state, batch)
+  assert {x.dtype for x in jax.tree.leaves((loss, metrics, grads))} == {
+    jnp.dtype('float32')
+  }
+  np.testing.assert_allclose(loss, expected[0], rtol=0.05)
+
+
+def run(loss_fn, axes=None, accum_steps=1):
+  """Return (parameters and carried after three steps, losses)."""
+  axes = axes or {'data': 1}
+  mesh = sharding.make_mesh(jax.devices()[: math.prod(axes.values())], **axes)
+  init, _, step_fn = make_step(
+    loss_fn.model,
+    images=jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32),
+    loss_fn=loss_fn,
+    make_tx=lambda params: optax.sgd(0.5),
+    mesh=mesh,
+    rules=sharding.fsdp(min_elements=64) if 'fsdp' in axes else None,
+    accum_steps=accum_steps,
+  )
+  state, losses = init(KEY), []
+  with jax.set_mesh(mesh):
+    for i in range(3):
+      batch = sharding.put_batch(recorder.crops(i), mesh)
+      state, metrics = step_fn(state, batch)
+      losses.append(float(metrics['loss']))
+  if 'fsdp' in axes:
+    kernel = state.params['objective']['fc2']['kernel']
+    assert not kernel.sharding.is_fully_replicated
+  return (state.params, state.ema, state.carried), losses
+
+
+@functools.cache
+def of_one_device(kind):
+  return run(make(kind, momentum=0.5))
+
+
+def test_micro_batches_are_exact():
+  """The centre is that of the whole batch."""
+  found = run(make(momentum=0.5), accum_steps=4)
+  assert_close(found, of_one_device(Dino), 1e-4, 1e-5)
+  assert jnp.any(found[0][-1] != 0)
+  assert SimDino.whole_batch and not hasattr(Dino, 'whole_batch')
+
+
+@pytest.mark.parametrize(
+  'kind', [Dino, pytest.param(SimDino, marks=pytest.mark.slow)]
+)
+def test_any_mesh_gives_the_same(kind):
+  found = run(make(kind, momentum=0.5), {'data': 2, 'fsdp': 2})
+  assert_close(found, of_one_device(kind), 1e-4, 1e-5)
+
+
+# SimDINO.
+
+
+def test_coding_rate():
+  """By the definition, in float64."""
+  loss_fn = make(SimDino, eps=0.1, coefficient=2.0)
+  state = start(loss_fn)
+  batch = jax.tree.map(jnp.float32, recorder.crops(0))
+  (loss, metrics), _ = grads_of(loss_fn, state, batch)
+  outputs = jax.jit(loss_fn.outputs)(state.params, batch, KEY, state)
+  student, teacher = (np.asarray(x, np.float64) for x in outputs)
+  np.testing.assert_allclose((student**2).sum(-1), 1, rtol=1e-5)
+  pairs = [(g, v) for g in range(2) for v in range(5) if g != v]
+  cosines = [(teacher[:, g] * student[:, v]).sum(-1).mean() for g, v in pairs]
+  b, k, rates = 4, recorder.BOTTLENECK, []
+  for g in range(2):
+    z = (student[:, g] + teacher[:, g]) / 2
+    root = np.eye(k) + k / (b * 0.1) * z.T @ z
+    rates.append(np.linalg.slogdet(root)[1] / 2 * (k + b) / (k * b))
+  np.testing.assert_allclose(metrics['cosine'], np.mean(cosines), rtol=1e-5)
+  np.testing.assert_allclose(metrics['coding_rate'], np.mean(rates), rtol=1e-4)
+  expected = -2 * np.mean(cosines) - np.mean(rates)
+  np.testing.assert_allclose(loss, expected, rtol=1e-4)

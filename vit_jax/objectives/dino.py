@@ -1,0 +1,200 @@
+"""DINO: a student predicts what its EMA, the teacher, says of other views.
+
+"Emerging Properties in Self-Supervised Vision Transformers" (arXiv 2104.14294).
+The teacher sees the global views of an image; the student also sees the local
+views. A head follows both. `Dino` compares their distributions over prototypes,
+`SimDino` ("Simplifying DINO via Coding Rate Regularization", arXiv 2502.10385)
+their features. Defaults are those of the released code.
+
+B images, V views, the first G of them global, widths D before the head, K after
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.layers import GELU, matmul
+from vit_jax.objectives.views import DINO, Views, represent
+from vit_jax.optim.schedules import Duration, Schedule, epochs
+from vit_jax.types import (
+  Batch,
+  Count,
+  Metrics,
+  Model,
+  Params,
+  Positive,
+  Preprocess,
+  Rate,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DinoHead:
+  """An MLP of three layers, and cosines with K prototypes.
+
+  Attributes:
+    outputs: K; None: no prototypes, the bottleneck is the output.
+    hidden, bottleneck: widths of the layers; the last is scaled to length 1.
+    norm_last_layer: whether prototypes keep length 1; not in published ViT-S.
+  """
+
+  outputs: Count | None = 65_536
+  hidden: Count = 2048
+  bottleneck: Count = 256
+  norm_last_layer: bool = True
+
+  def init(self, rng: jax.Array, width: int) -> Params:
+    *keys, last = jax.random.split(rng, 4)
+    widths = width, self.hidden, self.hidden, self.bottleneck
+    params: dict[str, Any] = {}
+    for i, key in enumerate(keys, start=1):
+      kernel = jax.nn.initializers.normal(0.02)(key, widths[i - 1 : i + 1])
+      params[f'fc{i}'] = {'kernel': kernel, 'bias': jnp.zeros(widths[i])}
+    if self.outputs:
+      make = jax.nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+      params['last'] = {'kernel': make(last, (self.bottleneck, self.outputs))}
+      if not self.norm_last_layer:
+        params['last']['length'] = jnp.ones((1, 1, self.outputs))
+    return params
+
+  def __call__(self, params: Params, x: jax.Array) -> jax.Array:
+    """Return outputs, float32 [B, V, K], of representations [B, V, D]."""
+    for i in (1, 2, 3):
+      layer = params[f'fc{i}']
+      x = matmul(x, layer['kernel']) + layer['bias'].astype(x.dtype)[None, None]
+      x = GELU['exact'](x) if i < 3 else x
+    x = x.astype(jnp.float32)
+    x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
+    if not self.outputs:
+      return x
+    last = params['last']
+    lengths = jnp.linalg.norm(last['kernel'], axis=0, keepdims=True)
+    return x @ (last['kernel'] / lengths) * last.get('length', 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfDistillation:
+  """Student, teacher and head; a subclass has the loss.
+
+  momentum rises to 1 on half a cosine; 0.9995 is advised for batches of 256.
+  """
+
+  model: Model
+  _: dataclasses.KW_ONLY
+  preprocess: Preprocess
+  views: Views = DINO
+  head: DinoHead = DinoHead()
+  momentum: Rate = 0.996
+  timeline: Any = None
+  takes_state = True
+
+  def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
+    out, _ = jax.eval_shape(self.model.init_with_output, rng, images)
+    return self.head.init(rng, out.shape[-1])
+
+  def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
+    return self.views.prepare(batch, rng)
+
+  def ema_weight(self, step: jax.Array) -> jax.Array:
+    return Schedule(1 - self.momentum)(self.timeline)(step)
+
+  def outputs(
+    self, params: Params, batch: Batch, rng: jax.Array, state: Any
+  ) -> tuple[jax.Array, jax.Array]:
+    """Return the outputs of student, [B, V, K], and teacher, [B, G, K]."""
+    names = [x for x in ('image', 'local') if x in batch]
+    views = [self.preprocess(batch[x]) for x in names]
+    encode = functools.partial(represent, self.model)
+    found = map(encode, [params] * 2, views, jax.random.split(rng))
+    student = self.head(params['objective'], jnp.concatenate([*found], axis=1))
+    teacher = self.head(state.ema['objective'], encode(state.ema, views[0]))
+    return student, teacher
+
+
+def compare(teacher: jax.Array, student: jax.Array) -> jax.Array:
+  """Return the mean of teacher · student over pairs of two different views."""
+  pairs = jnp.einsum('bgk,bvk->bgv', teacher, student, precision='highest')
+  differ = 1 - jnp.eye(pairs.shape[1], pairs.shape[2])
+  return jnp.sum(jnp.mean(pairs, axis=0) * differ) / jnp.sum(differ)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dino(SelfDistillation):
+  """Cross-entropy of the student with the teacher, centred and sharpened.
+
+  The teacher has collapsed where 'teacher_entropy', the mean over views, equals
+  'batch_entropy', that of the mean distribution (of a micro-batch).
+
+  Attributes:
+    teacher_temperature: it rises to this from warmup_teacher_temperature in
+      each step (the paper's code: epoch) of teacher_warmup. Published ViT-S:
+      from 0.04 to 0.07 in 30 epochs.
+    centre_momentum: of the EMA of former teacher outputs, which is subtracted.
+    freeze_last_layer: how long prototypes have no gradient. Adam counts these
+      steps, and weight decay acts in them, unlike in PyTorch.
+  """
+
+  student_temperature: Positive = 0.1
+  teacher_temperature: Positive = 0.04
+  warmup_teacher_temperature: Positive = 0.04
+  teacher_warmup: Duration | None = None
+  centre_momentum: Rate = 0.9
+  freeze_last_layer: Duration | None = epochs(1)
+
+  def carried(self) -> jax.Array:
+    return jnp.zeros((1, 1, self.head.outputs or 0))
+
+  def __call__(
+    self, params: Params, batch: Batch, rng: jax.Array, state: Any
+  ) -> tuple[jax.Array, Metrics]:
+    frozen = state.step < self.timeline.steps(self.freeze_last_layer)
+    head = dict(params['objective'])
+    head['last'] = jax.tree.map(
+      lambda x: jnp.where(frozen, jax.lax.stop_gradient(x), x), head['last']
+    )
+    params = {**params, 'objective': head}
+    student, teacher = self.outputs(params, batch, rng, state)
+    warmup = max(1, self.timeline.steps(self.teacher_warmup))
+    start, end = self.warmup_teacher_temperature, self.teacher_temperature
+    temperature = start + (end - start) * jnp.minimum(1, state.step / warmup)
+    targets = jax.nn.softmax((teacher - state.carried) / temperature)
+    logs = jax.nn.log_softmax(student / self.student_temperature)
+    loss, entropy = -compare(targets, logs), jax.scipy.special.entr
+    keep, mean = self.centre_momentum, jnp.mean(teacher, (0, 1), keepdims=True)
+    return loss, {
+      'loss': loss,
+      'teacher_entropy': jnp.mean(jnp.sum(entropy(targets), axis=-1)),
+      'batch_entropy': jnp.sum(entropy(jnp.mean(targets, (0, 1)))),
+      'carried': keep * state.carried + (1 - keep) * mean,
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimDino(SelfDistillation):
+  """Cosines of student and teacher, and the coding rate of global views.
+
+  The loss is -coefficient * cosine - rate. With the means z of both in a view,
+  [B, K], rate = log det(I + K / (B eps) zᵀ z) / 2 * (K + B) / (K B). In the
+  released code zᵀ z is that of one device. Published runs have this eps.
+  """
+
+  head: DinoHead = DinoHead(outputs=None)
+  eps: Positive = 0.05
+  coefficient: Positive = 1.0
+  whole_batch = True
+
+  def __call__(
+    self, params: Params, batch: Batch, rng: jax.Array, state: Any
+  ) -> tuple[jax.Array, Metrics]:
+    student, teacher = self.outputs(params, batch, rng, state)
+    b, g, k = teacher.shape
+    z = (student[:, :g] + teacher) / 2
+    products = jnp.einsum('bgi,bgj->gij', z, z, precision='highest')
+    gram = jnp.eye(k)[None] + k / (b * self.eps) * products
+    rate = jnp.mean(jnp.linalg.slogdet(gram)[1]) / 2 * (k + b) / (k * b)
+    cosine = compare(teacher, student)
+    loss = -self.coefficient * cosine - rate
+    return loss, {'loss': loss, 'cosine': cosine, 'coding_rate': rate}
