@@ -138,7 +138,7 @@ def test_training_imports_without_data_packages():
   """An accelerator box may have neither grain, tfds nor an image decoder."""
   modules = ['train', 'step', 'optim.optimizers', 'models.names']
   modules += ['objectives.classification', 'objectives.masked_patches']
-  modules += ['objectives.distillation']
+  modules += ['objectives.distillation', 'objectives.mae']
   modules += ['models.vit', 'models.resnet', 'models.mixer', 'models.axial']
   code = f"""
 import sys

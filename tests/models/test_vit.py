@@ -243,7 +243,7 @@ def test_only_visible_patches_are_encoded():
   # Without positions in the layers, the order of all patches does not matter.
   shuffled = model.apply({'params': params}, IMAGES, visible=visible)
   np.testing.assert_allclose(shuffled, apply(model, params), atol=1e-5)
-  with pytest.raises(ValueError, match=r'posemb=Relative.* need all patches'):
+  with pytest.raises(ValueError, match=r'Relative.* needs all patches'):
     jax.eval_shape(
       functools.partial(tiny(posemb=Relative()).init, visible=visible),
       *(jax.random.key(0), IMAGES),

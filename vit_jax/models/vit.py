@@ -184,10 +184,7 @@ class VisionTransformer(layers.Classifier):
     x = posemb.add_to_patches(self, x.astype(jnp.float32), grid)
     if visible is not None:
       if posemb.in_layers:
-        raise UserError(
-          f'posemb={posemb} acts in the layers, which need all patches. Use '
-          'Learned() or SinCos2d() to leave patches out.'
-        )
+        raise UserError(f'{posemb} needs all patches. Use SinCos2d().')
       x = jnp.take_along_axis(x, visible[..., None], axis=1)
     prefix = [
       jnp.broadcast_to(token, (x.shape[0], *token.shape[1:]))
