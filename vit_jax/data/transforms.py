@@ -315,9 +315,8 @@ class MultiCrop:
   def __call__(
     self, image: np.ndarray, rng: np.random.Generator
   ) -> dict[str, np.ndarray]:
-    how = {'interpolation': self.interpolation, 'antialias': self.antialias}
-
     def cut(count, size, area):
+      how = {'interpolation': self.interpolation, 'antialias': self.antialias}
       crop = InceptionCrop(size, area, method='torch', **how)
       return np.stack([crop(image, rng) for _ in range(count)])
 

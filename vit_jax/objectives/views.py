@@ -128,9 +128,9 @@ class Views:
   local: Colour = Colour()
 
   def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
-    """Change 'image', [B, V, H, W, C] or [B, H, W, C], and 'local', if any.
+    """Change 'image' and 'local' to float32 in 0..255.
 
-    They become float32 in 0..255.
+    'image' is uint8 [B, V, H, W, C] or [B, H, W, C]; 'local' may be absent.
     """
     batch = dict(batch)
     views = {'image': self.globals, 'local': (self.local,)}
