@@ -493,6 +493,9 @@ CASES = {  # name: function of the seed -> (about, outputs)
     projection_dim=20,
     **ONE_SIDE,
   ),
+  'hf_aimv2': hf_case(
+    'Aimv2VisionModel', 'Aimv2VisionConfig', back='', use_head=False, **ONE_SIDE
+  ),
   'hf_vit_features': hf_case('ViTModel', 'ViTConfig', pooler_output_size=20),
 }
 

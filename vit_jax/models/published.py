@@ -24,7 +24,7 @@ laion laion/CLIP-* B,L,H,g,G 14,16,32 224 token mit? hf,timm,original
 openai openai/clip-* B,L 14,16,32 224,336 token mit? hf,timm,original
 _pe_ timm/vit_pe_* Ti,S,B,L,G 14,16 224-512 map apache-2.0 timm
 eva timm/eva* Ti,S,B,L,g 14,16 224-560 mean mit timm
-aimv2 timm/aimv2_* L,H,1B,3B 14 224-448 mean apple-ascl timm
+aimv2 apple/aimv2-* L,H,1B,3B 14 224-448 mean apple-amlr-noncommercial hf,timm
 radio timm/*radio* B,L,H,g,So400m 16 512 token nvidia-open timm
 beit microsoft/beit-* B,L 16 224-512 mean apache-2.0 hf,timm
 deit facebook/deit-* Ti,S,M,B,L,H 16,14 224,384 token apache-2.0 hf,timm

@@ -1,10 +1,10 @@
-"""transformers' DINOv2 and 3, and the vision towers of CLIP and SigLIP.
+"""transformers' DINOv2 and 3, and the vision towers CLIP, SigLIP and AIMv2.
 
-Left out are text towers, mask vectors (written as zeros), and a classifier of
-DINOv2, which reads two features. CLIP's projection is our head. Final norms are
-applied to all tokens, as in timm, where transformers norms only CLIP's class
-token. SigLIP 2 with images of any shape (NaFlex) is read as a model for one
-shape.
+Left out are text towers, mask vectors (written as zeros), a classifier of
+DINOv2, which reads two features, and AIMv2's attention pooling. CLIP's
+projection is our head. Final norms are applied to all tokens, as in timm, where
+transformers norms only CLIP's class token. SigLIP 2 with images of any shape
+(NaFlex) is read as a model for one shape.
 """
 
 import dataclasses
@@ -68,6 +68,18 @@ _SIGLIP = KeyMap(
   *attention('head.attention', 'map_head/attn'),
   *norm('head.layernorm', 'map_head/norm'),
   *linear('head.mlp.fc{n}', 'map_head/mlp/fc{n}'),
+)
+_AIMV2 = KeyMap(
+  Key(_POSITIONS, 'pos_embedding', 'rows'),
+  *conv('embeddings.patch_embed', 'embedding'),
+  *norm('embeddings.rms_norm', 'embedding_norm'),
+  *layers(
+    _LAYER,
+    'rms_norm1 rms_norm2',
+    'attention.{x[0]}_proj attention.out_proj',
+    'ffn.up_proj ffn.down_proj ffn.gate_proj',
+  ),
+  *norm('rms_norm', 'norm'),
 )
 
 
@@ -167,4 +179,13 @@ FAMILIES = (
     posemb_resize='bilinear_antialias',
   ),
   _SIGLIP_FAMILY,
+  family(
+    '(aimv2(_vision_model)?)?',
+    r'encoder\.layers\.0\.ffn\.gate_proj\.weight',
+    _AIMV2,
+    {'embedding_norm': 'patches', 'norm_eps': 1e-5},
+    heads={1024: 8},
+    args={'is_native': (False,)},
+    unused=UNUSED + r'|(vision_model\.)?head\..*|visual_projection\..*',
+  ),
 )

@@ -83,7 +83,7 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   """Return the fields that most configs of transformers have."""
   found = {
     'num_heads': config.get('num_attention_heads'),
-    'norm_eps': config.get('layer_norm_eps'),
+    'norm_eps': config.get('layer_norm_eps', config.get('rms_norm_eps')),
   }
   if 'hidden_act' in config:
     found['mlp'] = image_configs.choose(
