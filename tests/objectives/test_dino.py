@@ -306,6 +306,7 @@ def test_coding_rate():
   """By the definition, in float64."""
   loss_fn = make(SimDino, eps=0.1, coefficient=2.0)
   state = start(loss_fn)
+  state.ema = jax.tree.map(lambda x: 0.9 * x, state.params)
   batch = jax.tree.map(jnp.float32, recorder.crops(0))
   (loss, metrics), _ = grads_of(loss_fn, state, batch)
   outputs = jax.jit(loss_fn.outputs)(state.params, batch, KEY, state)
