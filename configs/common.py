@@ -64,11 +64,11 @@ def tiny(config):
   """
   # A model of weights is as small as they are.
   factor = 8 if 'init_from' in config.model else _shrink(config.model)
-  for part in (config.data, *(x.data for x in config.evals.values())):
+  for part in _data(config.data, *(x.data for x in config.evals.values())):
     part.batch_size = 16
-    for each in part.transforms:
-      if 'size' in each and 'image_size' not in part:
-        each['size'] //= factor
+    for each in part.transforms if 'image_size' not in part else ():
+      for key in {'size', 'local_size'}.intersection(each):
+        each[key] //= factor
   for total in {'total_epochs', 'total_examples'}.intersection(config):
     del config[total]
   config.update(total_steps=4, logging={'every_steps': 2})
@@ -82,6 +82,15 @@ def tiny(config):
     for name in shorter.keys() & durations.keys():
       durations[name] = shorter[name]
   return config
+
+
+def _data(*parts):
+  """Yield the data of parts, which may be in mappings."""
+  for part in parts:
+    if 'source' in part:
+      yield part
+    else:
+      yield from _data(*part.values())
 
 
 def _shrink(model):

@@ -76,6 +76,12 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     imagenet,R50x1 imagenet21k,R152x4
     imagenet,R50x1,folder,epochs=30 imagenet,R50x1,tiny imagenet21k,R152x2,tiny
   """,
+  'pretrain_folder': """
+    default dino,labels mae,B/16,size=192 visreg,B/16,epochs=9,batch=64
+    simdino,lr=1e-3 lejepa,from_weights mae,imagenet,B/16 dino,imagenet,folder
+    simdino,imagenet,B/16 lejepa,imagenet,Ti/16,tiny mae,labels,tiny dino,tiny
+    simdino,tiny visreg,tiny lejepa,H/14,local=98,tiny
+  """,
   'pretrain_paper': """
     B/16 imagenet,H/14 imagenet,B/16,folder,epochs=90 imagenet,B/16,tiny
     imagenet21k,L/16 imagenet21k,L/32,epochs=30 imagenet21k,L/16,fsdp,tensor=2
@@ -98,6 +104,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     data,fig3,tiny shape shape,depth,lr=3e-4,epochs=14 shape,patch,all,tiny
   """,
   'scaling_embedded': 'default fractals seeds=2,steps=300 tiny fractals,tiny',
+  'self_supervised_embedded': 'default seeds=1,steps=9 tiny',
   'train_folder': """
     default S/16,size=224,held_out=20,balanced B/16,class_weights,epochs=3
     R50x1,lr=3e-3 Mixer-B/16,size=224 tiny

@@ -1,5 +1,6 @@
 """Studies: which runs are run, in which order, on what they build."""
 
+import dataclasses
 import json
 
 import ml_collections
@@ -116,9 +117,14 @@ def test_runs_in_order_and_reports(tmp_path, capsys):
   assert f'Learning curves: {tmp_path}/curves.png' in shown
 
 
+@dataclasses.dataclass
+class Project:
+  project: str
+
+
 def test_runs_get_the_writers_and_the_presets_of_the_study(tmp_path):
   config = make_config()
-  make = 'types.SimpleNamespace'
+  make = f'{__name__}.Project'
   config.runs.b_seed0.writers = {'x': {'target': make, 'project': 'own'}}
   config.writers = {'x': {'target': make, 'project': 'common'}}
   changed = {'runs.b_seed0.value': [0.5, 0.25], 'seed': [0, 1]}

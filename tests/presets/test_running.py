@@ -152,6 +152,37 @@ def test_tiny_pretraining_runs(name, argument, pretrained):
     assert 0 <= record[f'{evaluator}/accuracy'] <= 1
 
 
+@pytest.mark.parametrize(
+  'argument',
+  [
+    'mae',
+    *(
+      pytest.param(x, marks=pytest.mark.slow)
+      for x in ('lejepa,labels', 'dino,labels', 'simdino', 'visreg')
+    ),
+  ],
+)
+def test_tiny_pretraining_without_labels(argument, image_folder, tmp_path):
+  """And fine-tuning, and going on from it."""
+  path = str(image_folder)
+  config = load_config('pretrain_folder', f'{argument},S/16,tiny')
+  config.data.source.path = path
+  configs.run(config, tmp_path / 'run')
+  record = last_record(tmp_path / 'run')
+  assert np.isfinite(record['train/loss']) and record['watch/rank'] >= 1
+  assert ('labels/own/linear/accuracy' in record) == ('labels' in argument)
+  sheets = sorted(x.name for x in (tmp_path / 'run').glob('sheet-*.png'))
+  assert len(sheets) == 3 and 'nearest' in sheets[-1]
+  for name, words in (
+    ('finetune', 'folder,size=32,tiny'),
+    ('pretrain_folder', f'{argument},from_weights,tiny'),
+  ):
+    config = load_config(name, words)
+    config.init_from.path = str(tmp_path / 'run')
+    config.data.source.path = path
+    configs.run(config, tmp_path / name)
+
+
 @pytest.mark.slow
 def test_tiny_distillation_runs(data_dir, tmp_path):
   config = load_config('deit', 'soft,tiny')
@@ -398,6 +429,11 @@ def test_a_tiny_study_runs(tmp_path):
       ('glyphs_baseline_lr1e-03', 'glyphs_baseline_seed0'),
     ),
     ('ablations', 'pooling,tiny', ('pretrain_gap_3e-4',)),
+    (
+      'self_supervised_embedded',
+      'tiny',
+      ('lejepa_lr5e-04', 'lejepa_steps_seed0', 'tuned_scratch_lr1e-03'),
+    ),
   ],
 )
 def test_members_of_tiny_studies_run(

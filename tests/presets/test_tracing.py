@@ -40,7 +40,7 @@ def set_paths(config):
         part[key].path = '/weights'
   for part in (config, *config.evals.values()):
     for key in ('path', 'name'):
-      if part.data.source.get(key, ...) is None:
+      if 'source' in part.data and part.data.source.get(key, ...) is None:
         part.data.source[key] = '/data'
 
 

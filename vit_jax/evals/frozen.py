@@ -41,8 +41,9 @@ class Frozen:
     data: {name: {'train', 'test' and optionally 'val': Data}}; labels are class
       numbers.
     readouts: {name: readout}, see the module docstring.
-    features: name of an output of `model.features`, flattened to [B, D]; or
-      'pixels', the preprocessed images (a baseline without a model).
+    features: name of an output of `model.features`, flattened to [B, D], or the
+      mean over patches of one of a model that does not pool; or 'pixels', the
+      preprocessed images (a baseline without a model).
   """
 
   model: Any
@@ -79,11 +80,7 @@ class Frozen:
         )
       x = out[self.features]
       if self.features in _ONE_PER_IMAGE and x.ndim > 2:
-        raise UserError(
-          f'features={self.features!r} are not one vector for each image, '
-          'because the model does not pool its patches. Set '
-          "init_from.pooling=gap, or =token, or features='tokens'."
-        )
+        x = x.mean(axis=1)
     return {'x': x.reshape(len(x), -1).astype('float32')}
 
   @property

@@ -43,7 +43,8 @@ class Representation(SplitEvaluator):
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     out = self._features(params, batch['image'])
-    return {'x': out[self.features].astype(jnp.float32)}
+    x = out[self.features].astype(jnp.float32)
+    return {'x': x if x.ndim == 2 else x.mean(axis=1)}  # over patches
 
   def _features(self, params, images, **options):
     images, options = self.preprocess(images), {'method': 'features', **options}

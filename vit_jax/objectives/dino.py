@@ -17,16 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models.layers import GELU, matmul
-from vit_jax.objectives.views import DINO, Views, represent
+from vit_jax.objectives.views import OfViews, represent
 from vit_jax.optim.schedules import Duration, Schedule, epochs
 from vit_jax.types import (
   Batch,
   Count,
   Metrics,
-  Model,
   Params,
   Positive,
-  Preprocess,
   Rate,
 )
 
@@ -76,16 +74,13 @@ class DinoHead:
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfDistillation:
+class SelfDistillation(OfViews):
   """Student, teacher and head; a subclass has the loss.
 
   momentum rises to 1 on half a cosine; 0.9995 is advised for batches of 256.
   """
 
-  model: Model
   _: dataclasses.KW_ONLY
-  preprocess: Preprocess
-  views: Views = DINO
   head: DinoHead = DinoHead()
   momentum: Rate = 0.996
   timeline: Any = None
@@ -94,9 +89,6 @@ class SelfDistillation:
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
     out, _ = jax.eval_shape(self.model.init_with_output, rng, images)
     return self.head.init(rng, out.shape[-1])
-
-  def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
-    return self.views.prepare(batch, rng)
 
   def ema_weight(self, step: jax.Array) -> jax.Array:
     return Schedule(1 - self.momentum)(self.timeline)(step)

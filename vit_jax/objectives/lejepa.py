@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.objectives.views import LEJEPA, Views, represent
-from vit_jax.types import Batch, Count, Fraction, Metrics, Params, Preprocess
+from vit_jax.objectives.views import LEJEPA, OfViews, Views, represent
+from vit_jax.types import Batch, Count, Fraction, Metrics, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,12 +112,10 @@ class Visreg:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeJepa:
+class LeJepa(OfViews):
   """The loss of a model without a head, see above, and its two terms."""
 
-  model: Any
   _: dataclasses.KW_ONLY
-  preprocess: Preprocess
   views: Views = LEJEPA
   projector: Projector = Projector()
   regularizer: Sigreg | Visreg = Sigreg()
@@ -128,10 +126,6 @@ class LeJepa:
     """Return parameters of the projector."""
     x, _ = jax.eval_shape(self.model.init_with_output, rng, images)
     return self.projector.init(rng, x.shape[-1])
-
-  def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
-    """Return the batch with random colours."""
-    return self.views.prepare(batch, rng)
 
   def __call__(
     self, params: Params, batch: Batch, rng: jax.Array

@@ -115,6 +115,13 @@ class Mae:
     pixels = jnp.clip(pixels, 0, 255).round()
     return {'masked': fill(128), 'reconstruction': fill(pixels)}
 
+  def pictures(self, params: Params, batch: Any, rng: jax.Array) -> Any:
+    """Return rows of 8 images: hidden patches grey, and predicted; all."""
+    images = batch['image'][:8]
+    found = self.reconstruct(params, images, rng)
+    rows = found['masked'], found['reconstruction'], images
+    return {'Hidden, predicted and true patches': jnp.stack(rows, axis=1)}
+
   def _predict(self, params, images, rank, **options):
     """Return predictions, patches, what to remove from these, what is hidden.
 

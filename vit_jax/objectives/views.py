@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.types import Batch, Fraction, NonNegative, Params, Positive
+from vit_jax.types import (
+  Batch,
+  Fraction,
+  NonNegative,
+  Params,
+  Positive,
+  Preprocess,
+)
 
 _Jitter = tuple[NonNegative, NonNegative, NonNegative, Fraction]
 
@@ -140,6 +147,10 @@ class Views:
     return batch
 
 
+DINO = Views()
+LEJEPA = Views((Colour(solarize=0.2),), Colour(solarize=0.2))  # its README
+
+
 def represent(
   model: Any, params: Params, views: jax.Array, rng: jax.Array | None = None
 ) -> jax.Array:
@@ -169,6 +180,31 @@ def represent(
   return out.reshape(*views.shape[:2], -1)
 
 
+@dataclasses.dataclass(frozen=True)
+class OfViews:
+  """Base of the objectives that compare views of an image."""
+
+  model: Any
+  _: dataclasses.KW_ONLY
+  preprocess: Preprocess
+  views: Views = DINO
+
+  def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
+    return self.views.prepare(batch, rng)
+
+  def pictures(
+    self, params: Params, batch: Batch, rng: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Return the views of 8 images, a row each; small ones are enlarged."""
+    batch = self.prepare({k: x[:8] for k, x in batch.items()}, rng)
+    views = [batch[name] for name in ('image', 'local') if name in batch]
+    size = views[0].shape[2:]
+    rows = [
+      jax.image.resize(x, (*x.shape[:2], *size), 'nearest') for x in views
+    ]
+    return {'Views of images': jnp.concatenate(rows, 1).astype(jnp.uint8)}
+
+
 def _change(images, colours, key):
   """Change [B, V, H, W, C], each view by its Colour or the last one."""
   if images.ndim == 4:
@@ -181,7 +217,3 @@ def _change(images, colours, key):
     for i, (colour, end) in enumerate(zip(colours, ends))
   ]
   return jnp.concatenate(parts, axis=1)
-
-
-DINO = Views()
-LEJEPA = Views((Colour(solarize=0.2),), Colour(solarize=0.2))  # its README

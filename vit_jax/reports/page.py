@@ -79,8 +79,11 @@ def closing(workdir: PathLike) -> str:
     output = shlex.quote(f'--output={workdir}/look')
     image = _an_image(found.config)
     lines.append('Next:')
+    predict = f'  python -m vit_jax.tools.predict {weights}'
+    if not found.config['data'].get('labels', True):  # then no head
+      predict += ' ' + shlex.quote(f'--features={workdir}/features.npz')
     if 'masked_patches' not in str(found.config['objective']):
-      lines.append(f'  python -m vit_jax.tools.predict {weights} {image}')
+      lines.append(f'{predict} {image}')
     lines.append(f'  python -m vit_jax.tools.look {weights} {output} {image}')
   made = found.path / NAME
   return '\n'.join([*lines, f'Report: {made if made.exists() else workdir}'])

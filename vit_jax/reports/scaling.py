@@ -27,7 +27,8 @@ class Scaling:
       `Results.find` takes), and optionally the name written next to it. More
       keys of a panel: `joined`, whether a line joins the points (default True;
       False is the style of figure 5); `ticks`, {x: text}; `relative_to`, what
-      `Results.find` takes: x is divided by it.
+      `Results.find` takes: x is divided by it; `correlate`, whether the rank
+      correlation of x and y (Spearman's) is shown, of each line and of all.
     title, name: of the table and of NAME.png, NAME.md and NAME.json.
   """
 
@@ -88,19 +89,30 @@ def _row(panel, label, point, results):
   }
 
 
+def _correlation(panel, rows):
+  """Return the rank correlation of x and y as a text; '' without."""
+  if not panel.get('correlate') or len(rows) < 3:
+    return ''
+  import scipy.stats  # takes half a second
+
+  x, y = ([row[k] for row in rows] for k in ('x', 'mean'))
+  return f' (ρ = {scipy.stats.spearmanr(x, y).statistic:.2f})'
+
+
 def _draw(panel, axes, rows):
   from matplotlib import ticker
 
   style = {'linestyle': '-' if panel.get('joined', True) else 'none'}
   style |= {'linewidth': 1.8, 'capsize': 3}
   for i, label in enumerate(panel['lines']):
-    of_line = (r for r in rows if r['line'] == label)
-    of_line = sorted(of_line, key=lambda r: r['x'])
+    of_line = [r for r in rows if r['line'] == label]
+    of_line.sort(key=lambda r: r['x'])
+    shown = label + _correlation(panel, of_line)
     x, y, std = (
       np.array([r[k] for r in of_line]) for k in ('x', 'mean', 'std')
     )
     style['marker'] = _MARKERS[i % len(_MARKERS)]
-    axes.errorbar(x, 100 * y, yerr=100 * std, label=label, **style)
+    axes.errorbar(x, 100 * y, yerr=100 * std, label=shown, **style)
     for r in of_line:
       if r['name'] != label:
         *offset, side = _NAMES_AT[i % len(_NAMES_AT)]
@@ -118,5 +130,6 @@ def _draw(panel, axes, rows):
   if ticks := panel.get('ticks'):
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()
-  axes.set(title=panel['title'], xlabel=panel['xlabel'], ylabel=panel['ylabel'])
+  title = panel['title'] + _correlation(panel, rows)
+  axes.set(title=title, xlabel=panel['xlabel'], ylabel=panel['ylabel'])
   axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,269 @@
+r"""Learning with and without labels on drawn images, compared on a CPU.
+
+    python -m vit_jax.main --config=configs/self_supervised_embedded.py \
+        --workdir=DIR
+
+A small ViT is pre-trained on glyphs (letters and symbols, no digits): with
+their labels, by the paper's masked patches, MAE, DINO or LeJEPA. Then it meets
+handwritten digits: their nearest neighbours and a linear classifier in its
+frozen features, and fine-tuning. This is done at equal steps and at equal
+compute, in FLOPs of forward and backward passes.
+
+All methods have the same model, which averages its patches, the same images,
+optimizer and schedule, and the best of three learning rates. These are tried
+with one more seed, on the training digits alone: a linear classifier learns 10
+per class of one half and is tested on the other half. The rate of fine-tuning
+is chosen in the same way for each method. No method flips glyphs.
+
+20 more runs of LeJEPA, with other rates and weights of its terms, test the
+claim that its loss predicts the accuracy.
+
+Arguments (separated by commas):
+  seeds=3    of each method
+  steps=400  of 128 images
+  tiny       one seed, few steps: minutes, to check that it runs
+"""
+
+import itertools
+
+from configs import arguments, common, embedded, masked_patches
+
+PX, LOCAL_PX, PATCH = 20, 12, 4
+SHOTS, TRIAL = 10, 100  # digits per class; seed of the runs that try rates
+RATES, TUNING_RATES = (5e-4, 2e-3, 8e-3), (1e-3, 3e-3)
+METHODS = {  # name: (title, FLOPs of a step relative to 'labels')
+  'labels': ('labels', 1.0),
+  'masked': ('masked patches', 1.0),
+  'mae': ('MAE', 0.6),
+  'dino': ('DINO', 3.7),
+  'lejepa': ('LeJEPA', 3.0),
+}
+COMPUTE = 2  # times that of `steps` steps of 'labels'
+BUDGETS = {'steps': 'equal steps', 'compute': 'equal compute'}
+# Of the runs that test whether the loss of LeJEPA predicts the accuracy.
+LOSS_RATES = (2e-4, 5e-4, 2e-3, 8e-3)
+WEIGHTS = (0.002, 0.01, 0.05, 0.2, 0.5)
+
+
+def get_config(argument=''):
+  args = arguments.parse(argument, ('tiny',), seeds=3, steps=400)
+  args.rates, args.tuning_steps = None, 200  # all rates
+  if args.tiny:
+    args.seeds, args.steps, args.rates, args.tuning_steps = 1, 4, 1, 4
+  runs = {}
+  for name in METHODS:
+    for rate in RATES[: args.rates]:
+      runs[f'{name}_lr{rate:.0e}'] = pretrain(args, name, TRIAL, lr=rate)
+    for budget, seed in itertools.product(BUDGETS, range(args.seeds)):
+      run = pretrain(args, name, seed, budget)
+      run.best_of = best(f'{name}_lr.*', 'trial/digits/fewshot/10shot')
+      runs[f'{name}_{budget}_seed{seed}'] = run
+  for name in (*METHODS, 'scratch'):
+    budgets = ('',) if name == 'scratch' else BUDGETS
+    for budget in budgets:
+      start = f'{name}_{budget}' if budget else name
+      for rate in TUNING_RATES[: args.rates] if budget != 'compute' else ():
+        run = finetune(args, f'{start}_seed0', TRIAL)
+        run.schedule.lr = rate
+        runs[f'tuned_{name}_lr{rate:.0e}'] = run
+      for seed in range(args.seeds):
+        run = finetune(args, f'{start}_seed{seed}', seed)
+        run.best_of = best(f'tuned_{name}_lr.*', 'val/accuracy')
+        runs[f'tuned_{start}_seed{seed}'] = run
+  for i, weight in enumerate(WEIGHTS[: args.rates]):
+    for lr in LOSS_RATES[: args.rates]:
+      run = pretrain(args, 'lejepa', TRIAL, lr=lr)
+      run.objective.regularizer.weight = weight
+      runs[f'loss{i}_lr{lr:.0e}'] = run
+  discard = '.*_lr.*|tuned.*'
+  return common.study(runs, reports(args), discard=discard)
+
+
+def best(runs, metric):
+  return {'runs': runs, 'metric': metric, 'take': ('schedule.lr',)}
+
+
+def pretrain(args, name, seed, budget='steps', lr=RATES[0]):
+  """Return a pre-training that evaluates its features on digits."""
+  steps = args.steps
+  if budget == 'compute':
+    steps = max(1, round(COMPUTE * steps / METHODS[name][1]))
+  source = embedded.glyphs(PX, seed=1 + seed)
+  data = common.data(source, (), batch_size=16 if args.tiny else 128)
+  fields = {'steps': steps, 'lr': lr, 'seed': seed}
+  config = common.ConfigDict(embedded.run(model(args), data, {}, **fields))
+  SETTINGS[name](config)
+  if name != 'labels':
+    config.data.labels = False
+  frozen = {'readouts': readouts(), 'tiny': args.tiny}
+  config.evals = {
+    'trial': digits('train[:50%]', 'train[50%:]', **frozen),
+    'digits': digits('train', 'test', **frozen),
+    'watch': watch(args),
+  }
+  return config
+
+
+def labels(config):
+  config.model.num_classes = None
+  config.objective = common.xent('softmax', label_smoothing=0.1)
+
+
+def masked(config):
+  masked_patches.set_task(
+    config, 'downsampled', channels=1, ratio=0.5, downsampled_to=4
+  )
+  config.model.pooling.class_token = False
+
+
+def mae(config):
+  decoder = {'width': 32, 'depth': 2, 'num_heads': 2}
+  config.objective = common.make('objectives.mae.Mae', decoder=decoder)
+
+
+def dino(config):
+  head = {'hidden': 256, 'bottleneck': 64, 'outputs': 1024}
+  config.objective = common.make('objectives.dino.Dino', head=head)
+  config.objective.update(momentum=0.99, freeze_last_layer_fraction=0.05)
+  crop(config)
+
+
+def lejepa(config):
+  projector = {'embedding': 128, 'hidden': (512, 512), 'outputs': 16}
+  config.objective = common.make(
+    'objectives.lejepa.LeJepa',
+    projector=projector,
+    regularizer=common.make('objectives.lejepa.Sigreg'),
+  )
+  crop(config)
+
+
+SETTINGS = {x.__name__: x for x in (labels, masked, mae, dino, lejepa)}
+
+
+def crop(config):
+  """Give a run two large and four small crops of each image."""
+  crops = {
+    'size': PX,
+    'area': (0.5, 1.0),
+    'local_size': LOCAL_PX,
+    'local_area': (0.15, 0.5),
+    'local_count': 4,
+    'interpolation': 'bilinear',
+    'antialias': False,
+  }
+  config.data.transforms = (common.make('data.transforms.MultiCrop', **crops),)
+  colour = common.make('objectives.views.Colour', flip=0.0)
+  config.objective.views = {'globals': (colour,), 'local': colour}
+
+
+def model(args):
+  sizes = {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4}
+  if args.tiny:
+    sizes |= {'width': 32, 'depth': 1, 'mlp_dim': 64}
+  pooling = common.make('models.pooling.Mean')
+  return embedded.vit(**sizes, patch_size=PATCH, pooling=pooling, num_classes=0)
+
+
+def readouts():
+  knn = common.make('evals.knn.Knn', k=(5,))
+  return {'knn': knn, 'fewshot': common.few_shot((SHOTS,), (0, 1, 2, 3, 4))}
+
+
+def digits(train, test, readouts, tiny):
+  """Return an evaluator of splits 'NAME[SLICE]' of the digits."""
+  data = {}
+  for key, split in {'train': train, 'test': test}.items():
+    name, _, bounds = split.partition('[')
+    few = {'examples_per_class': 2 * SHOTS} if tiny else {}
+    data[key] = embedded.digits(name, PX, **few)
+    if bounds:
+      source = {'source': data[key]['source'], 'bounds': f'[{bounds}'}
+      data[key]['source'] = common.make(
+        'data.views.Slice', stratified=True, **source
+      )
+  return common.frozen({'digits': data}, readouts)
+
+
+def watch(args):
+  """Return an evaluator of the representation of other glyphs."""
+  source = embedded.glyphs(PX, num_examples=96 if args.tiny else 960)
+  data = common.data(source, (), batch_size=32)
+  return common.make('evals.representation.Representation', data=data)
+
+
+def finetune(args, start, seed):
+  """Return a fine-tuning of a run on digits, or a training from scratch."""
+  path = {'path': f'{{workdir}}/{start}'}
+  data = embedded.digits('train', PX + 3, crop=PX, batch_size=50)
+  val = embedded.digits('test', PX)
+  half = common.make('data.views.Slice', source=data['source'])
+  if seed == TRIAL:  # on training digits that no result is measured on
+    val['source'] = half | {'bounds': '[50%:]'}
+  half['bounds'] = '[:50%]'
+  data['source'] = common.make(
+    'data.views.Subset', source=half, per_class=SHOTS, seed=seed
+  )
+  config = embedded.run(
+    model(args) | {'num_classes': None},
+    data,
+    {'val': common.classification(val)},
+    steps=args.tuning_steps,
+    lr=TUNING_RATES[0],
+    seed=seed,
+    init_from=None if start.startswith('scratch') else path,
+  )
+  return common.ConfigDict(config)
+
+
+def reports(args):
+  shots = f', {SHOTS} per class'
+  columns = {  # title: (runs, metric)
+    'nearest neighbours': ('{}', 'digits/digits/knn/k5_t0.07'),
+    f'linear{shots}': ('{}', f'digits/digits/fewshot/{SHOTS}shot'),
+    f'fine-tuned{shots}': ('tuned_{}', 'val/accuracy'),
+  }
+  cells, panels = [], []
+  for column, (runs, metric) in columns.items():
+    lines = {}
+    for name, (title, _) in METHODS.items():
+      lines[title] = []
+      for budget, words in BUDGETS.items():
+        of = rf'{name}_{budget}_seed(?P<seed>\d+)'
+        y = {'runs': runs.format(of), 'metric': metric}
+        x = {'runs': of, 'metric': 'exaflops'}
+        lines[title].append({'x': x, 'y': y})
+        cells.append({'row': f'{title}, {words}', 'column': column} | y)
+    panels.append(panel(column, 'exaFLOPs of pre-training', lines))
+  scratch = {'runs': r'tuned_scratch_seed(?P<seed>\d+)', 'metric': metric}
+  cells.append({'row': 'from scratch', 'column': column} | scratch)
+  return (
+    common.table(cells, title='Accuracy on 768 scans of digits'),
+    common.figure(*panels, title='Accuracy against compute'),
+    common.figure(*of_loss(args, columns), title='LeJEPA: loss', name='loss'),
+  )
+
+
+def of_loss(args, columns):
+  """Return panels of the loss of LeJEPA against frozen accuracies."""
+  panels = []
+  for column, (_, metric) in list(columns.items())[:2]:
+    lines = {}
+    for i, weight in enumerate(WEIGHTS[: args.rates]):
+      rates = LOSS_RATES[: args.rates]
+      runs = [f'loss{i}_lr{lr:.0e}' for lr in rates]
+      lines[f'weight {weight:g}'] = [
+        {
+          'x': {'runs': run, 'metric': 'train/loss'},
+          'y': {'runs': run, 'metric': metric},
+        }
+        for run in runs
+      ]
+    how = {'joined': False, 'correlate': True}
+    panels.append(panel(column, 'training loss', lines, **how))
+  return panels
+
+
+def panel(title, xlabel, lines, **fields):
+  labels = {'title': title, 'xlabel': xlabel, 'ylabel': 'accuracy (%)'}
+  return labels | {'lines': {k: tuple(v) for k, v in lines.items()}} | fields
