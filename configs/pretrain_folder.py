@@ -144,9 +144,12 @@ def dino(config, args):
 
 def lejepa(config, args):
   crop(config, args, (0.3, 1.0), 6, (0.05, 0.3))
-  kind = {'lejepa': 'Sigreg', 'visreg': 'Visreg'}[args.method]
+  regularizer = common.make('objectives.lejepa.Visreg')
+  if args.method == 'lejepa':  # its weight is for batches of 256
+    weight = min(0.5, 0.02 * 256 / config.data.batch_size)
+    regularizer = common.make('objectives.lejepa.Sigreg', weight=weight)
   config.objective = common.make('objectives.lejepa.LeJepa')
-  config.objective.regularizer = common.make(f'objectives.lejepa.{kind}')
+  config.objective.regularizer = regularizer
   config.optimizer = common.adam(weight_decay=0.05)
   schedule(config, 5e-4, 0.05, end_lr=5e-7)
 
