@@ -160,3 +160,20 @@ def test_an_interrupted_generation_resumes():
   again = fractals.Fractals(**_SMALL)
   np.testing.assert_array_equal(_images(again), before)
   assert first.stat().st_mtime_ns == drawn
+
+
+def test_perturbations_of_one_fractal():
+  """More alike than other classes, and more so with less noise."""
+  base, _ = fractals.category(0, 0)
+  systems = [fractals.perturbed(0, k, 0.2) - base for k in range(300)]
+  noise = np.concatenate([x[:, 4:].ravel() for x in systems])  # not scaled
+  assert -0.1 <= noise.min() < -0.099 and 0.099 < noise.max() <= 0.1
+  assert noise.std() == pytest.approx(0.2 / 12**0.5, rel=0.02)
+
+  def spread(**options):
+    few = dict(num_classes=9, images_per_class=1, image_size=32)
+    images = _images(fractals.Fractals(**few, **options)) / 255.0
+    return images.std(axis=0).mean()
+
+  found = [spread(spread=0.01), spread(spread=0.2), spread()]
+  assert 0 < found[0] < found[1] < found[2]

@@ -11,6 +11,7 @@ from vit_jax import tree
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, NoPooling
 from vit_jax.models.resnet import Hybrid
+from vit_jax.models.tokens import FrozenTokens
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.masked_patches import (
   Colours,
@@ -223,3 +224,28 @@ def test_labels_are_not_needed_and_the_draw_is_of_the_rng():
 def test_errors(fields, task, named):
   with pytest.raises(ValueError, match=named):
     loss_of(make_model(**fields), make_params(), **task)
+
+
+def test_tokens_are_predicted_and_their_vectors_frozen():
+  model = VisionTransformer(
+    width=8,
+    depth=1,
+    mlp_dim=8,
+    num_heads=1,
+    embedding=FrozenTokens(mask_token=True, vocabulary=6),
+    pooling=NoPooling(),
+    num_classes=6,
+  )
+  images = np.random.default_rng(0).integers(6, size=(4, 3, 5, 1), dtype='u1')
+  params = model.init(jax.random.key(0), np.float32(images))['params']
+  assert 'embedding' not in params
+  task = Task(predict='tokens', ratio=0.2)
+  predict = Prediction(model, Normalize(0.0, 1.0), task)
+  found = predict(params, images, jax.random.split(jax.random.key(1), 4))
+  assert found['corrupted'].sum(axis=1).tolist() == [3] * 4
+  logits = np.asarray(found['outputs'])
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  rows = images.reshape(4, -1)
+  picked = np.take_along_axis(log_p, rows[..., None].astype(int), -1)[..., 0]
+  expected = [-x[m].mean() for x, m in zip(picked, found['corrupted'])]
+  np.testing.assert_allclose(found['metrics']['loss'], expected, rtol=1e-5)

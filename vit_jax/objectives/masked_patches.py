@@ -95,6 +95,20 @@ class Colours:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tokens(Colours):
+  """Target: the token that a pixel is, of K; see models/tokens.py."""
+
+  side: int = 1
+  vocabulary: int = 128
+
+  def num_outputs(self, patch_shape: Shape) -> int:
+    return self.vocabulary
+
+  def classes(self, patches: Array) -> jax.Array:
+    return jnp.asarray(patches, jnp.int32).reshape(*patches.shape[:2], 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class Pixels:
   """Target: the preprocessed patch, K = ph * pw * C; squared error (L2)."""
 
@@ -117,12 +131,15 @@ class Task:
   Attributes:
     predict: 'mean_colour', 3 bits a channel as one of 512 classes (the paper's
       choice); 'downsampled', the same for each cell of the patch reduced to
-      4 x 4; 'pixels', the preprocessed patch itself, with squared error.
+      4 x 4; 'pixels', the preprocessed patch itself, with squared error;
+      'tokens', for models of tokens.
     downsampled_to: cells on a side of a 'downsampled' patch.
     ratio: round(ratio * n) of n patches are corrupted, at least 1.
   """
 
-  predict: Literal['mean_colour', 'downsampled', 'pixels'] = 'mean_colour'
+  predict: Literal['mean_colour', 'downsampled', 'pixels', 'tokens'] = (
+    'mean_colour'
+  )
   downsampled_to: Count = 4
   ratio: Share = 0.5
 
@@ -175,6 +192,8 @@ class Prediction:
   def target(self) -> Colours | Pixels:
     if self.task.predict == 'pixels':
       return Pixels(self.preprocess)
+    if self.task.predict == 'tokens':
+      return Tokens(vocabulary=self.model.num_classes)
     one = self.task.predict == 'mean_colour'
     return Colours(1 if one else self.task.downsampled_to)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
-from vit_jax.types import Count, Expect, Seed
+from vit_jax.types import Count, Expect, Positive, Seed
 
 NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors
 _FACTORS = (0.2, 0.6, 1.4, 1.8)
@@ -51,26 +51,31 @@ class Fractals:
     images_per_class: 1,000 is FractalDB's grid.
     image_size: side in pixels, at least 8.
     seed: use another seed for other classes.
+    spread: None, or width of the uniform distribution of what is added to all
+      parameters of one fractal: class k is its perturbation k ("Scaling
+      Backwards", Nakamura et al., 2024).
   """
 
   num_classes: Count = 1000
   images_per_class: Count = 100
   image_size: Annotated[int, Expect(lambda n: n >= 8, 'at least 8')] = 32
   seed: Seed = 0
+  spread: Positive | None = None
 
   def __post_init__(self) -> None:
     home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
     # The names of folder and file contain all that determines the images.
     self.folder = pathlib.Path(home).expanduser() / (
       f'vit_jax/fractals{_VERSION}-seed{self.seed}-{self.images_per_class}x'
-      f'{self.image_size}px'
+      f'{self.image_size}px{self.spread or ""}'
     )
     self.folder.mkdir(parents=True, exist_ok=True)
     labels = range(self.num_classes)
     missing = [label for label in labels if not self._path(label).exists()]
     for label in terminal.track(missing, len(missing), unit='classes'):
       drawn = render_category(
-        self.seed, label, self.images_per_class, self.image_size
+        *(self.seed, label, self.images_per_class, self.image_size),
+        self.spread,
       )
       write_atomically(self._path(label), drawn.tobytes())
 
@@ -172,13 +177,19 @@ def weighted(system: np.ndarray, row: int) -> np.ndarray:
   """Return a system with one parameter of all its maps scaled.
 
   Row 1 + 4 p + q multiplies parameter p (a to f) by factor q; row 0 changes
-  nothing. A map that would expand is divided by its spectral norm.
+  nothing.
   """
   if row == 0:
     return system
   parameter, factor = divmod(row - 1, len(_FACTORS))
   system = system.copy()
   system[:, parameter] *= _FACTORS[factor]
+  return contractive(system)
+
+
+def contractive(system: np.ndarray) -> np.ndarray:
+  """Return a system whose expanding maps are divided by their norm."""
+  system = system.copy()
   a, b, c, d = system[:, :4].T
   square = a * a + b * b + c * c + d * d
   det = a * d - b * c
@@ -238,8 +249,19 @@ def _positions(points, side):
   return place(y) * side + place(x)
 
 
+def perturbed(seed: int, label: int, spread: float) -> np.ndarray:
+  """Return the system [n, 6] of class 0 with noise; no map expands."""
+  system, _ = category(seed, 0)
+  noise = _Stream(seed, label, 1).uniform(*system.shape) - 0.5
+  return contractive(system + spread * noise)
+
+
 def render_category(
-  seed: int, label: int, count: int, image_size: int
+  seed: int,
+  label: int,
+  count: int,
+  image_size: int,
+  spread: float | None = None,
 ) -> np.ndarray:
   """Return the first `count` images of a class: uint8 [count, size, size].
 
@@ -252,7 +274,9 @@ def render_category(
   """
   scale = max(1, -(-_CANVAS_PX // image_size))
   side = scale * image_size
-  system, probabilities = category(seed, label)
+  system, probabilities = category(seed, 0 if spread else label)
+  if spread:
+    system = perturbed(seed, label, spread)
   rows = min(count, NUM_ROWS)
   systems = np.stack([weighted(system, row) for row in range(rows)])
   points = attractor(systems, probabilities, int(_POINTS_PER_PX * side * side))

@@ -1,0 +1,50 @@
+"""Stable rank of gradients."""
+
+import jax
+import numpy as np
+import pytest
+from synthetic import Synthetic
+
+from vit_jax import tree
+from vit_jax.data.pipeline import Data
+from vit_jax.evals.gradients import StableRank
+from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives.classification import softmax_xent
+from vit_jax.parallel import sharding
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_ranks_are_those_of_the_gradients(scan):
+  model = VisionTransformer(
+    width=8,
+    depth=2,
+    mlp_dim=12,
+    num_heads=2,
+    embedding=PatchEmbedding(4),
+    num_classes=3,
+    scan=scan,
+  )
+  images = np.zeros((1, 8, 8, 3), 'f')
+  params = model.init(jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape), params)
+  source = Synthetic(image_size=8, num_classes=3, num_examples=24)
+  evaluator = StableRank(
+    model,
+    preprocess=Normalize(),
+    mesh=sharding.make_mesh(),
+    data=Data(source, 16),
+    objective=softmax_xent,
+  )
+  found = evaluator.run(params)
+  assert len(found) == 2 * 6
+  batch = next(iter(Data(source, 16).eval_batches()))
+  loss_fn = softmax_xent(model, preprocess=Normalize())
+  grads = jax.grad(lambda p: loss_fn(p, batch, jax.random.key(0))[0])(params)
+  flat = tree.unstack_blocks(tree.flatten(grads))
+  for path, rows in (('attn/query', 8), ('attn/out', 8), ('mlp/fc2', 12)):
+    path = f'block_1/{path}/kernel'
+    g = np.asarray(flat[path]).reshape(rows, -1)
+    expected = np.trace(g.T @ g) / np.linalg.eigvalsh(g.T @ g)[-1]
+    assert found[path] == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,57 @@
+"""Stable rank of the gradients of a training run, by kernel."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax import tree
+from vit_jax.data.pipeline import Data
+from vit_jax.parallel import sharding
+from vit_jax.types import Objective, Params, Preprocess
+
+
+@dataclasses.dataclass(eq=False)
+class StableRank:
+  """|G|_F^2 / |G|_2^2 of the gradient G of each kernel of the layers.
+
+  It is between 1 and the smaller side of the matrix [inputs, outputs], and
+  falls if a few directions take over. The gradient is that of the first batch
+  of the data, in training with dropout and the like.
+
+  Attributes:
+    data: one batch of it is used; its images are transformed as in evaluation.
+    objective: of the run.
+  """
+
+  model: Any
+  _: dataclasses.KW_ONLY
+  preprocess: Preprocess
+  mesh: jax.sharding.Mesh
+  data: Data
+  objective: Objective
+
+  def __post_init__(self) -> None:
+    loss_fn = self.objective(self.model, preprocess=self.preprocess)
+    self._grad = jax.jit(
+      jax.grad(loss_fn, has_aux=True),
+      out_shardings=sharding.replicated(self.mesh),
+    )
+    batches = self.data.eval_batches(**sharding.this_process())
+    batch = next(iter(batches))
+    self._batch = {key: batch[key] for key in ('image', 'label')}
+
+  def run(self, params: Params) -> dict[str, float]:
+    """Return {path of the kernel: stable rank}."""
+    batch = sharding.put_batch(self._batch, self.mesh)
+    grads, _ = jax.device_get(self._grad(params, batch, jax.random.key(0)))
+    found = {}
+    for path, grad in tree.unstack_blocks(tree.flatten(grads)).items():
+      if path.startswith('block_') and path.endswith('/kernel'):
+        # [D, h, dh] of query, key and value; [h, dh, D] of the projection.
+        is_out = path.endswith('out/kernel')
+        shape = (-1, grad.shape[-1]) if is_out else (len(grad), -1)
+        values = np.linalg.svd(grad.reshape(shape), compute_uv=False)
+        found[path] = float(np.sum(values**2) / max(values[0] ** 2, 1e-30))
+    return found
