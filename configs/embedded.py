@@ -3,6 +3,8 @@
 from configs import common
 from vit_jax.models import names
 
+TRIAL = 100  # seed of the runs that try learning rates
+
 
 def vit(*, patch_size, stages=None, **fields):
   """Return a small ViT; with `stages` of a ResNet a hybrid.
@@ -80,3 +82,27 @@ def digits_table(rows):
       cells.append(cell | {'metric': metric.replace('SHOTS', str(shots))})
   title = 'Accuracy on handwritten digits, 768 test scans'
   return common.table(cells, title=title)
+
+
+def tune(runs, name, make, *, rates, seeds, metric):
+  """Add the runs of one arm of a study, with the best of some rates.
+
+  `make(seed, lr)` returns a run. NAME_lrRATE try the rates with the seed TRIAL;
+  NAME_seedS have the rate with the highest `metric` there.
+  """
+  for rate in rates:
+    runs[f'{name}_lr{rate:.0e}'] = common.ConfigDict(make(TRIAL, rate))
+  for seed in range(seeds):
+    run = common.ConfigDict(make(seed, rates[0]))
+    run.best_of = {
+      'runs': f'{name}_lr.*',
+      'metric': metric,
+      'take': ('schedule.lr',),
+    }
+    runs[f'{name}_seed{seed}'] = run
+
+
+def drawn(size, seed, count, *, batch_size=64, **fields):
+  """Return data of `count` glyphs, without augmentation."""
+  source = glyphs(size, seed=seed, num_examples=count, **fields)
+  return common.data(source, (), batch_size=batch_size)

@@ -104,6 +104,10 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     data,fig3,tiny shape shape,depth,lr=3e-4,epochs=14 shape,patch,all,tiny
   """,
   'scaling_embedded': 'default fractals seeds=2,steps=300 tiny fractals,tiny',
+  'science': """
+    default patches muon fractal,seeds=1 warmup
+    positions,tiny patches,tiny muon,tiny fractal,tiny warmup,tiny
+  """,
   'self_supervised_embedded': 'default seeds=1,steps=9 tiny',
   'train_folder': """
     default S/16,size=224,held_out=20,balanced B/16,class_weights,epochs=3

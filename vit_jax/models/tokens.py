@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models.layers import PatchEmbedding
-from vit_jax.types import Count
+from vit_jax.types import Count, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class FrozenTokens(PatchEmbedding):
   Images [B, H, W, 1] contain token numbers; every pixel is a patch.
   """
 
-  patch_size: int = 1
+  patch_size: Size = 1
   vocabulary: Count = 128
 
   def __call__(

@@ -1,0 +1,45 @@
+r"""Claims about Vision Transformers, tested in small on a CPU.
+
+    python -m vit_jax.main --config=configs/science.py:positions --workdir=DIR
+
+Each study needs no download and at most an hour on two cores. docs/science.md
+has the claims, the pictures and the answers.
+
+Arguments (separated by commas; the first of a list is the default):
+  positions  which position embeddings work on images of other sizes
+  patches    whether smaller patches are better, at equal epochs and compute
+  muon       Muon against AdamW, with weak and strong augmentation
+  fractal    pre-training on perturbations of one fractal, by their strength
+  warmup     a warm-up on sentences of formal grammars, before any image
+  seeds=3    of each arm, besides the one that chooses its learning rate
+  tiny       one seed, few steps: minutes, to check that it runs
+
+All arms have the same budget for their rates, which are chosen on data that no
+result is measured on.
+"""
+
+from configs import (
+  arguments,
+  common,
+  science_fractal,
+  science_muon,
+  science_patches,
+  science_positions,
+  science_warmup,
+)
+
+STUDIES = {
+  'positions': science_positions.study,
+  'patches': science_patches.study,
+  'muon': science_muon.study,
+  'fractal': science_fractal.study,
+  'warmup': science_warmup.study,
+}
+
+
+def get_config(argument=''):
+  args = arguments.parse(argument, ('tiny',), study=tuple(STUDIES), seeds=3)
+  if args.tiny:
+    args.seeds = 1
+  runs, reports = STUDIES[args.study](args)
+  return common.study(runs, reports, discard='.*_lr.*')

@@ -1,0 +1,55 @@
+"""Are smaller patches always better, down to single pixels?
+
+"An image is worth more than 16x16 patches" (arXiv 2502.03738) says so at equal
+epochs. The fair question is equal compute: here a ViT learns glyphs of 16 px
+with patches of 8 to 1, with the same steps, and with the steps that cost what
+those of patches of 2 do.
+"""
+
+import functools
+
+from configs import common, embedded
+
+PX, CLASSES = 16, 64
+RATES = (1e-3, 3e-3, 1e-2)
+COST = {8: 0.06, 4: 0.22, 2: 1.0, 1: 6.0}  # of a step, relative to patches of 2
+BUDGETS = {'equal epochs': 'epochs', 'equal compute': 'compute'}
+
+
+def study(args):
+  steps, rates = (8, RATES[:1]) if args.tiny else (400, RATES)
+  runs = {}
+  for patch, cost in COST.items():
+    how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
+    for budget in BUDGETS.values():
+      scale = 1 if budget == 'epochs' else 1 / cost
+      make = functools.partial(train, args, patch, max(1, round(scale * steps)))
+      embedded.tune(runs, f'p{patch}_{budget}', make, **how)
+  panels = (panel(title, name) for title, name in BUDGETS.items())
+  return runs, (common.figure(*panels, title='Patch size', name='patches'),)
+
+
+def train(args, patch, steps, seed, lr):
+  sizes = {'width': 48, 'depth': 4, 'mlp_dim': 192, 'num_heads': 3}
+  model = embedded.vit(**sizes, patch_size=patch)
+  data = embedded.drawn(PX, 1 + seed, 2**20, num_classes=CLASSES)
+  test = seed if seed == embedded.TRIAL else 0
+  count = 64 if args.tiny else 1920
+  held_out = embedded.drawn(PX, test, count, num_classes=CLASSES)
+  evals = {'val': common.classification(held_out)}
+  return embedded.run(model, data, evals, steps=steps, lr=lr, seed=seed)
+
+
+def panel(title, budget):
+  points = tuple(
+    {'x': patch, 'y': {'runs': runs, 'metric': 'val/accuracy'}}
+    for patch in COST
+    for runs in [rf'p{patch}_{budget}_seed(?P<seed>\d+)']
+  )
+  return {
+    'title': title,
+    'xlabel': f'side of a patch (of images of {PX} px)',
+    'ylabel': 'accuracy on held-out glyphs (%)',
+    'lines': {'ViT': points},
+    'ticks': {patch: str(patch) for patch in COST},
+  }
