@@ -1,11 +1,12 @@
 r"""Claims about Vision Transformers, tested in small on a CPU.
 
-    python -m vit_jax.main --config=configs/science.py:positions --workdir=DIR
+    python -m vit_jax.main --config=configs/science.py:crossing --workdir=DIR
 
 Each study needs no download and at most an hour on two cores. docs/science.md
 has the claims, the pictures and the answers.
 
 Arguments (separated by commas; the first of a list is the default):
+  crossing   where a ViT overtakes a ResNet, by the structure of images
   positions  which position embeddings work on images of other sizes
   patches    whether smaller patches are better, at equal epochs and compute
   muon       Muon against AdamW, with weak and strong augmentation
@@ -21,6 +22,7 @@ result is measured on.
 from configs import (
   arguments,
   common,
+  science_crossing,
   science_fractal,
   science_muon,
   science_patches,
@@ -29,6 +31,7 @@ from configs import (
 )
 
 STUDIES = {
+  'crossing': science_crossing.study,
   'positions': science_positions.study,
   'patches': science_patches.study,
   'muon': science_muon.study,

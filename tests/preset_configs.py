@@ -105,8 +105,8 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   """,
   'scaling_embedded': 'default fractals seeds=2,steps=300 tiny fractals,tiny',
   'science': """
-    default patches muon fractal,seeds=1 warmup
-    positions,tiny patches,tiny muon,tiny fractal,tiny warmup,tiny
+    default positions patches muon fractal,seeds=1 warmup
+    tiny positions,tiny patches,tiny muon,tiny fractal,tiny warmup,tiny
   """,
   'self_supervised_embedded': 'default seeds=1,steps=9 tiny',
   'train_folder': """

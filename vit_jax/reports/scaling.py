@@ -26,9 +26,10 @@ class Scaling:
       is a dict of x (a number or what `Results.find` takes), y (what
       `Results.find` takes), and optionally the name written next to it. More
       keys of a panel: `joined`, whether a line joins the points (default True;
-      False is the style of figure 5); `ticks`, {x: text}; `relative_to`, what
-      `Results.find` takes: x is divided by it; `correlate`, whether the rank
-      correlation of x and y (Spearman's) is shown, of each line and of all.
+      False is the style of figure 5); `log`, whether x is logarithmic (default
+      True); `ticks`, {x: text}; `relative_to`, what `Results.find` takes: x is
+      divided by it; `correlate`, whether the rank correlation of x and y
+      (Spearman's) is shown, of each line and of all.
     title, name: of the table and of NAME.png, NAME.md and NAME.json.
   """
 
@@ -119,14 +120,15 @@ def _draw(panel, axes, rows):
         where = {'xytext': offset, 'textcoords': 'offset points', 'ha': side}
         at = (r['x'], 100 * r['mean'])
         axes.annotate(r['name'], at, fontsize=7, **where)
-  axes.set_xscale('log')
-  # By default, all minor ticks of a short axis have labels, which overlap.
-  low, high = axes.get_xlim()
-  subs = (1, 2, 5) if high < 20 * low else (1,)
-  axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
-  form = ticker.LogFormatterSciNotation(minor_thresholds=(99, 99))
-  axes.xaxis.set_major_formatter(form)
-  axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+  if panel.get('log', True):
+    axes.set_xscale('log')
+    # By default, all minor ticks of a short axis have labels, which overlap.
+    low, high = axes.get_xlim()
+    subs = (1, 2, 5) if high < 20 * low else (1,)
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
+    form = ticker.LogFormatterSciNotation(minor_thresholds=(99, 99))
+    axes.xaxis.set_major_formatter(form)
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
   if ticks := panel.get('ticks'):
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()

@@ -1,0 +1,74 @@
+"""When does a ViT overtake a ResNet? It needs images whose structure is global.
+
+The ViT paper (figures 3 and 4): a ResNet is better on few images, a ViT on very
+many, because a convolution knows what the ViT has to learn, that neighbours
+belong together. In scaling_embedded.py the ResNet stays ahead at all numbers of
+glyphs. So here the other side changes: patches of all images move to the same
+other places, a fraction of them. For the ViT, which learns positions, that is
+the same task; the ResNet's knowledge becomes wrong.
+"""
+
+import functools
+
+from configs import common, embedded
+from vit_jax.models import names
+
+PX, PATCH, CLASSES = 24, 4, 64
+RATES = (1e-3, 3e-3)
+FRACTIONS = (0.0, 0.25, 0.5, 1.0)
+IMAGES = {'4,800 images': 4800, 'no image twice': 2**20}
+SIZES = {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4}
+MODELS = {  # 15 to 16 MFLOP forward, as in scaling_embedded.py
+  'ViT': embedded.vit(**SIZES, patch_size=PATCH),
+  'ResNet': {'target': names.RESNET, 'stages': (1, 1)},
+}
+
+
+def study(args):
+  steps, rates = (4, RATES[:1]) if args.tiny else (500, RATES)
+  runs = {}
+  for count in IMAGES.values():
+    for fraction in FRACTIONS:
+      for model in MODELS:
+        make = functools.partial(train, args, model, fraction, count, steps)
+        how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
+        embedded.tune(runs, run_name(model, fraction, count), make, **how)
+  panels = (panel(title, count) for title, count in IMAGES.items())
+  return runs, (common.figure(*panels, title='Crossing', name='crossing'),)
+
+
+def run_name(model, fraction, count):
+  return f'{model}_{100 * fraction:g}_{count}'
+
+
+def train(args, model, fraction, count, steps, seed, lr):
+  shuffle = common.make(
+    'data.transforms.ShufflePatches', patch_size=PATCH, fraction=fraction
+  )
+  data = embedded.drawn(PX, 1 + seed, count, num_classes=CLASSES)
+  test = seed if seed == embedded.TRIAL else 0
+  tested = 64 if args.tiny else 1920
+  held_out = embedded.drawn(PX, test, tested, num_classes=CLASSES)
+  for part in (data, held_out):
+    part['transforms'] = [shuffle]
+  evals = {'val': common.classification(held_out)}
+  fields = {'steps': steps, 'lr': lr, 'seed': seed}
+  return embedded.run(MODELS[model], data, evals, **fields)
+
+
+def panel(title, count):
+  lines = {
+    model: tuple(
+      {'x': 100 * fraction, 'y': {'runs': runs, 'metric': 'val/accuracy'}}
+      for fraction in FRACTIONS
+      for runs in [rf'{run_name(model, fraction, count)}_seed(?P<seed>\d+)']
+    )
+    for model in MODELS
+  }
+  return {
+    'title': title,
+    'xlabel': 'patches in another place (%)',
+    'ylabel': 'accuracy on held-out glyphs (%)',
+    'lines': lines,
+    'log': False,
+  }
