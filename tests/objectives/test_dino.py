@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import shutil
 import sys
 
 import jax
@@ -11,17 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from synthetic import Synthetic
 
 from vit_jax import tree
-from vit_jax.models.layers import Normalize
+from vit_jax.data.pipeline import Data
+from vit_jax.data.transforms import MultiCrop
+from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.objectives.views import Colour, Views
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Timeline, steps
 from vit_jax.parallel import sharding
+from vit_jax.parallel.sharding import MeshSizes
+from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.step import TrainState, train_step
-from vit_jax.train import make_step
-from vit_jax.weights import timm
+from vit_jax.train import make_step, train
+from vit_jax.weights import formats, timm
 
 sys.path[:0] = [str(pathlib.Path(__file__).parents[1] / 'golden')]
 
@@ -323,3 +330,39 @@ def test_coding_rate():
   np.testing.assert_allclose(metrics['coding_rate'], np.mean(rates), rtol=1e-4)
   expected = -2 * np.mean(cosines) - np.mean(rates)
   np.testing.assert_allclose(loss, expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_by_bit_and_its_weights_are_the_teacher(tmp_path):
+  """Data, colours, centre and teacher, on any mesh."""
+  crop = MultiCrop(12, local_size=8, local_count=2)
+  source = Synthetic(image_size=16, num_classes=4, num_examples=32)
+  run = functools.partial(
+    train,
+    model=VisionTransformer(
+      width=8,
+      depth=1,
+      mlp_dim=16,
+      num_heads=2,
+      embedding=PatchEmbedding(4),
+      num_classes=0,
+    ),
+    data=Data(source, 8, transforms=(crop,), labels=False),
+    objective=functools.partial(Dino, head=DinoHead(16, 12, 6)),
+    optimizer=Optimizer(optax.adam),
+    schedule=lambda timeline: lambda step: 1e-2,
+    checkpoints=Checkpoints(every=steps(2)),
+    mesh=MeshSizes(data=2, fsdp=2, model=2),
+  )
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  expected = run(whole, total=steps(4))
+  shutil.copytree(whole, parts)
+  shutil.rmtree(parts / 'checkpoints' / '4')
+  resumed = run(parts, total=steps(4))
+  for name in ('params', 'ema', 'carried'):
+    found = (getattr(x, name) for x in (resumed, expected))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+  assert abs(expected.carried).max() > 0
+  params = formats.read(whole).params
+  assert not any(path.startswith('objective') for path in params)
+  np.testing.assert_array_equal(params['cls'], expected.ema['cls'])
