@@ -93,7 +93,7 @@ def _an_image(config):
   """Return the path of an image of a training run, quoted if there is one."""
   source = config['data'].get('source', {})
   split = (source.get('split') or '').partition('[')[0]
-  files = pathlib.Path(source.get('path') or '/nowhere', split).glob('[!.]*/*')
+  files = pathlib.Path(source.get('path') or '/nowhere', split).rglob('[!.]*')
   found = (x for x in files if x.suffix.lower() in ('.jpg', '.jpeg', '.png'))
   return shlex.quote(str(next(found, 'IMAGE.jpg')))
 
@@ -128,7 +128,7 @@ def _run(run):
     'charts': charts.of_run(run.records),
     'evaluations': _evaluations(run.last),
     'figures': {
-      x.stem.partition('-')[2]: _encoded(x)
+      x.stem.split('-', 2)[2].replace('-', ' '): _encoded(x)
       for x in sorted(run.path.glob('sheet-*.png'))
     },
     'confusions': _by_evaluator(run.path, 'confusion', _confusion),
