@@ -5,6 +5,9 @@ with mixup, CutMix and RandAugment; without them the spectrum of the last MLP
 layers' gradients collapses late. Here both optimizers learn 960 glyphs, many
 times, with random crops alone and with all three; the stable rank of the
 gradients is measured on the training images.
+
+Result (16 minutes on 2 CPU cores, next to other work): AdamW 57.8 ± 1.2 and
+34.3 ± 0.8%, Muon 64.8 ± 0.8 and 54.9 ± 0.7%.
 """
 
 import functools
