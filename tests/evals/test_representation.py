@@ -69,7 +69,9 @@ def test_each_example_counts_once_and_collapse_is_said(params, capsys):
 
 
 def test_pictures(params, tmp_path):
-  found = evaluator().pictures(params)
+  watch = evaluator()
+  watch.run(params)
+  found = watch.pictures(params)
   (_, patches), (_, near) = found.items()
   assert len(patches) == 8 and len(near) == 10
   np.testing.assert_array_equal(patches[3][0], SOURCE[3]['image'])

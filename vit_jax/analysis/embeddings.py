@@ -1,5 +1,7 @@
 """Principal components of filters and patches; similarity of positions."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vit_jax.types import Array
@@ -72,6 +74,12 @@ def colours(components: np.ndarray) -> np.ndarray:
   low, high = np.percentile(components, (1, 99), axis=axes)
   scaled = (components - low) / np.maximum(high - low, 1e-30)
   return (255 * np.clip(scaled, 0, 1)).astype(np.uint8)
+
+
+def enlarge(values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+  """Return [gh, gw, ...] as [H, W, ...], for multiples (H, W) of (gh, gw)."""
+  height, width = np.floor_divide(shape[:2], values.shape[:2])
+  return values.repeat(height, axis=0).repeat(width, axis=1)
 
 
 def position_similarity(table: Array) -> np.ndarray:

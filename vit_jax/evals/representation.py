@@ -52,7 +52,7 @@ class Representation(SplitEvaluator):
 
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}, see `describe`."""
-    columns = self._collect(params)
+    self._columns = columns = self._collect(params)
     found = describe(columns['x'])
     if found['spread'] < _LEAST_SPREAD:
       terminal.say(
@@ -63,9 +63,11 @@ class Representation(SplitEvaluator):
     return found | self._collect.counts(columns)
 
   def pictures(self, params: Params) -> dict[str, list[list[np.ndarray]]]:
-    """Return {title: rows of images}: patches in colours, nearest images."""
-    columns = self._collect(params)
-    x, index = columns['x'], columns['index']
+    """Return {title: rows of images}: patches in colours, nearest images.
+
+    `params` are those of the last run, whose features are used.
+    """
+    x, index = self._columns['x'], self._columns['index']
     # The nearest image of each is itself.
     _, rows = neighbours(x, x[:_QUERIES], min(len(x), 1 + _NEAREST))
     near = [self._images(index[row]) for row in rows]
@@ -73,13 +75,13 @@ class Representation(SplitEvaluator):
     fn = functools.partial(self._features, maps=(-1,), per_layer=False)
     maps = jax.device_get(jax.jit(fn)(params, images)['map_-1'])
     components, shares = embeddings.patch_components(maps)
-    scale = [n // m for n, m in zip(images.shape[1:3], maps.shape[1:3])]
-    colours = np.kron(
-      embeddings.colours(components), np.ones((*scale, 1), 'u1')
-    )
     percent = ', '.join(f'{share:.0%}' for share in shares)
+    patches = [
+      (image, embeddings.enlarge(colours, image.shape))
+      for image, colours in zip(images, embeddings.colours(components))
+    ]
     return {
-      f'PCA of patches ({percent} of the variance)': list(zip(images, colours)),
+      f'PCA of patches ({percent} of the variance)': patches,
       'An image and its nearest ones': near,
     }
 

@@ -80,12 +80,6 @@ def mosaic(
   return image
 
 
-def enlarge(values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-  """Return [gh, gw, ...] as [H, W, ...], for multiples (H, W) of (gh, gw)."""
-  height, width = np.floor_divide(shape[:2], values.shape[:2])
-  return values.repeat(height, axis=0).repeat(width, axis=1)
-
-
 def shorten(text: str, limit: int) -> str:
   """Return the text in one line of at most `limit` characters."""
   text = ' '.join(text.split())

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.analysis import embeddings as principal
 from vit_jax.data import image_files
 from vit_jax.data.transforms import scale
-from vit_jax.reports import attention, embeddings, pictures
+from vit_jax.reports import attention, embeddings
 from vit_jax.runs import terminal
 from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
@@ -138,7 +138,7 @@ def _sheet(weights, path, looks, colors, title):
   looks = looks[: len(colors)]
   px = 2 * _PX if len(looks) <= _FEW else _PX
   rows = [
-    (image, *(pictures.enlarge(x, image.shape) for x in maps))
+    (image, *(principal.enlarge(x, image.shape) for x in maps))
     for maps, image in zip(colors, _images(weights, looks, px))
   ]
   attention.sheet(rows, path, names=[_caption(x) for x in looks], title=title)
