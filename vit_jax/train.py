@@ -162,9 +162,12 @@ def train(
     data.batch_size // accum_steps, mesh, choices, terminal.say
   )
   model = choose(described, images)
-  loss_fn: Any = compiled.reuse(objective, model, preprocess=preprocess)
-  if hasattr(loss_fn, 'timeline'):
-    loss_fn = dataclasses.replace(loss_fn, timeline=timeline)
+  loss_fn = make_loss(objective, model, preprocess, timeline)
+  if ema and hasattr(loss_fn, 'ema_weight'):
+    raise UserError(
+      f'ema={ema}, but the teacher of this objective is an EMA with a momentum '
+      'of its own. Leave ema out, and set --config.objective.momentum.'
+    )
   if accum_steps > 1 and getattr(loss_fn, 'whole_batch', False):
     raise UserError(
       f'accum_steps={accum_steps}, but the loss of this objective compares all '
@@ -365,6 +368,16 @@ def _draw(loss_fn, evaluators, state, batch, mesh):
     if pictures := getattr(evaluator, 'pictures', None):
       drawn |= pictures(state.eval_params)
   return drawn
+
+
+def make_loss(
+  objective: Objective, model: Model, preprocess: Preprocess, timeline: Timeline
+) -> Any:
+  """Return the LossFn of a run, which may follow its timeline."""
+  loss_fn: Any = compiled.reuse(objective, model, preprocess=preprocess)
+  if hasattr(loss_fn, 'timeline'):
+    loss_fn = dataclasses.replace(loss_fn, timeline=timeline)
+  return loss_fn
 
 
 def make_step(

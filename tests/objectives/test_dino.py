@@ -22,7 +22,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.objectives.views import Colour, Views
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Timeline, steps
+from vit_jax.optim.schedules import Ema, Timeline, steps
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpoints
@@ -366,3 +366,5 @@ def test_a_run_resumes_bit_by_bit_and_its_weights_are_the_teacher(tmp_path):
   params = formats.read(whole).params
   assert not any(path.startswith('objective') for path in params)
   np.testing.assert_array_equal(params['cls'], expected.ema['cls'])
+  with pytest.raises(ValueError, match='Leave ema out'):
+    run(tmp_path / 'other', total=steps(4), ema=Ema(0.5))

@@ -22,7 +22,7 @@ from vit_jax.optim.schedules import Timeline
 from vit_jax.parallel import sharding
 from vit_jax.runs.compiled import GIB, batch_shapes
 from vit_jax.tools.compile import report
-from vit_jax.train import make_step, train, with_num_classes
+from vit_jax.train import make_loss, make_step, train, with_num_classes
 from vit_jax.types import Shape, UserError
 
 EXAMPLES = (
@@ -88,9 +88,7 @@ def lower(
   make_tx = functools.partial(
     run.optimizer, learning_rate=run.schedule(timeline), timeline=timeline
   )
-  loss_fn = run.objective(model, preprocess=run.preprocess)
-  if hasattr(loss_fn, 'timeline'):
-    loss_fn = dataclasses.replace(loss_fn, timeline=timeline)
+  loss_fn = make_loss(run.objective, model, run.preprocess, timeline)
   teacher = getattr(loss_fn, 'teacher', None)
   more = (teacher.abstract_params(mesh, run.sharding),) if teacher else ()
   _, state, step_fn = make_step(
