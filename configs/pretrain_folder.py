@@ -71,12 +71,19 @@ def get_config(argument=''):
     method=METHODS,
     model=MODELS,
     size=224,
-    local=96,
+    local=int,
     epochs=float,
     batch=int,
     lr=float,
   )
   family = FAMILY.get(args.method, args.method)
+  unused = {
+    'local': args.local and family == 'mae',
+    'labels': args.labels and args.imagenet,
+    'folder': args.folder and not args.imagenet,
+  }
+  for word in filter(unused.get, unused):
+    raise ValueError(f'{word!r} does not go with the other words.')
   batch, epochs = IMAGENET[family] if args.imagenet else (128, 200.0)
   batch, epochs = args.batch or batch, args.epochs or epochs
   config = common.training()
@@ -164,7 +171,7 @@ def schedule(config, lr, warmup, **fields):
 
 def crop(config, args, area, local_count, local_area):
   """Cut two large crops of each image, and small ones."""
-  crops = {'size': args.size, 'area': area, 'local_size': args.local}
+  crops = {'size': args.size, 'area': area, 'local_size': args.local or 96}
   crops |= {'local_count': local_count, 'local_area': local_area}
   crops = common.make('data.transforms.MultiCrop', **crops)
   config.data.transforms = (crops,)
