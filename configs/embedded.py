@@ -4,6 +4,10 @@ from configs import common
 from vit_jax.models import names
 
 TRIAL = 100  # seed of the runs that try learning rates
+SIZES = {  # of small ViTs, by their width
+  48: {'width': 48, 'depth': 4, 'mlp_dim': 192, 'num_heads': 3},
+  64: {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4},
+}
 
 
 def vit(*, patch_size, stages=None, **fields):
@@ -67,6 +71,43 @@ def linear_on_digits(size, *, shots, seeds, features='pre_logits', tiny=False):
   data = {split: digits(split, size, **few) for split in ('train', 'test')}
   readouts = {'fewshot': common.few_shot(shots, seeds)}
   return common.frozen({'digits': data}, readouts, features=features)
+
+
+def frozen_on_digits(size, readouts, *, tiny=False):
+  """Return evaluators of readouts: on all digits, and to try learning rates.
+
+  'trial' has halves of the training digits, which no result is measured on.
+  """
+  few = {'examples_per_class': 20} if tiny else {}
+  train, test = (digits(split, size, **few) for split in ('train', 'test'))
+
+  def half(bounds):
+    source = common.make('data.views.Slice', source=train['source'])
+    return train | {'source': source | {'bounds': bounds, 'stratified': True}}
+
+  data = {
+    'trial': {'train': half('[:50%]'), 'test': half('[50%:]')},
+    'digits': {'train': train, 'test': test},
+  }
+  return {k: common.frozen({'digits': x}, readouts) for k, x in data.items()}
+
+
+def few_digits(size, load, *, shots, seed, batch_size):
+  """Return (data, tested data): `shots` of each digit, from half of the scans.
+
+  With the seed TRIAL the other half of the training scans is tested, which no
+  result is measured on; else the scans by other writers are.
+  """
+  data = digits('train', load, crop=size, batch_size=batch_size)
+  val = digits('test', size)
+  half = common.make('data.views.Slice', source=data['source'])
+  if seed == TRIAL:
+    val['source'] = half | {'bounds': '[50%:]'}
+  half['bounds'] = '[:50%]'
+  data['source'] = common.make(
+    'data.views.Subset', source=half, per_class=shots, seed=seed
+  )
+  return data, val
 
 
 def digits_table(rows):

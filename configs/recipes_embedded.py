@@ -23,7 +23,6 @@ from configs import arguments, common, embedded
 
 PX, LOAD_PX = 16, 18  # random crops of PX
 CLASSES, IMAGES, SHOTS = 64, 960, 10
-TRIAL = 100  # seed of the runs that try learning rates
 TASKS = {
   'glyphs': 'glyphs',
   'finetune': 'digits, fine-tuned',
@@ -32,8 +31,7 @@ TASKS = {
 
 
 def model(**fields):
-  sizes = {'width': 48, 'depth': 4, 'mlp_dim': 192, 'num_heads': 3}
-  return embedded.vit(**sizes, patch_size=4, scan=True, **fields)
+  return embedded.vit(**embedded.SIZES[48], patch_size=4, scan=True, **fields)
 
 
 def mixed(**fields):
@@ -81,7 +79,7 @@ def get_config(argument=''):
     for row, (name, settings, rates) in optimizers.items():
       for rate in rates[: args.rates]:
         run = f'{task}_{name}_lr{rate:.0e}'
-        runs[run] = train(args, task, TRIAL, settings)
+        runs[run] = train(args, task, embedded.TRIAL, settings)
         runs[run].schedule.lr = rate
         cell = {'row': f'{title}: {row}', 'column': f'{rate:g}'}
         tried.append(cell | {'runs': run, 'metric': 'val/accuracy'})
@@ -119,14 +117,17 @@ def train(args, task, seed, settings):
   if task == 'glyphs':
     steps = args.steps
     data = glyphs('RandomCrop', seed=1 + seed)
-    val = glyphs('CentralCrop', seed=TRIAL if seed == TRIAL else 0)
+    val = glyphs(
+      'CentralCrop', seed=embedded.TRIAL if seed == embedded.TRIAL else 0
+    )
     evals['frozen'] = embedded.linear_on_digits(
       PX, shots=(SHOTS,), seeds=(0, 1, 2, 3, 4), tiny=args.tiny
     )
   else:
-    data, val = digits(seed)
+    how = {'shots': SHOTS, 'seed': seed, 'batch_size': 48}
+    data, val = embedded.few_digits(PX, LOAD_PX, **how)
   if task == 'finetune':
-    start = 0 if seed == TRIAL else seed
+    start = 0 if seed == embedded.TRIAL else seed
     init_from = {'path': f'{{workdir}}/glyphs_baseline_seed{start}'}
   evals['val'] = common.classification(val)
   fields = {'seed': seed, 'init_from': init_from}
@@ -143,19 +144,6 @@ def glyphs(crop, *, seed):
   )
   transforms = [common.make(f'data.transforms.{crop}', size=PX)]
   return common.data(source, transforms, batch_size=32)
-
-
-def digits(seed):
-  """Return the data of training, SHOTS per class, and of evaluation."""
-  data = embedded.digits('train', LOAD_PX, crop=PX, batch_size=48)
-  val = embedded.digits('test', PX)
-  half = common.make('data.views.Slice', source=data['source'])
-  if seed == TRIAL:  # on training digits that no run is trained on
-    val['source'] = half | {'bounds': '[50%:]'}
-  few = {'per_class': SHOTS, 'seed': seed}
-  half['bounds'] = '[:50%]'
-  data['source'] = common.make('data.views.Subset', source=half, **few)
-  return data, val
 
 
 def reports(tried):

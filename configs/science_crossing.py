@@ -17,9 +17,8 @@ PX, PATCH, CLASSES = 24, 4, 64
 RATES = (1e-3, 3e-3)
 FRACTIONS = (0.0, 0.25, 0.5, 1.0)
 IMAGES = {'4,800 images': 4800, 'no image twice': 2**20}
-SIZES = {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4}
 MODELS = {  # 15 to 16 MFLOP forward, as in scaling_embedded.py
-  'ViT': embedded.vit(**SIZES, patch_size=PATCH),
+  'ViT': embedded.vit(**embedded.SIZES[64], patch_size=PATCH),
   'ResNet': {'target': names.RESNET, 'stages': (1, 1)},
 }
 

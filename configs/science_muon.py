@@ -7,7 +7,7 @@ times, with random crops alone and with all three; the stable rank of the
 gradients is measured on the training images.
 
 Result (16 minutes on 2 CPU cores, next to other work): AdamW 57.8 ± 1.2 and
-34.3 ± 0.8%, Muon 64.8 ± 0.8 and 54.9 ± 0.7%.
+34.3 ± 0.8%, Muon 7.0 ± 4.2 and 20.6 ± 2.0 points more (95% intervals).
 """
 
 import functools
@@ -19,7 +19,7 @@ RATES = (1e-3, 3e-3, 1e-2)
 MUON = {'target': 'vit_jax.optim.optimizers.muon'}
 OPTIMIZERS = {'AdamW': {}, 'Muon': MUON}
 AUGMENTATIONS = {'crops': False, 'all augmentations': True}
-KINDS = {  # title: kernels whose stable ranks are averaged
+KINDS = {  # title: kernel of a layer whose stable rank is drawn
   'first MLP layers': 'mlp/fc1',
   'last MLP layers': 'mlp/fc2',
   'values': 'attn/value',
@@ -32,15 +32,18 @@ def study(args):
   for optimizer, settings in OPTIMIZERS.items():
     for title, strong in AUGMENTATIONS.items():
       make = functools.partial(train, args, settings, strong, steps)
-      name = f'{optimizer}_{title.partition(" ")[0]}'.lower()
+      name = run_name(optimizer, title)
       how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
       embedded.tune(runs, name, make, **how)
   return runs, reports()
 
 
+def run_name(optimizer, title):
+  return f'{optimizer}_{title.partition(" ")[0]}'.lower()
+
+
 def train(args, settings, strong, steps, seed, lr):
-  sizes = {'width': 48, 'depth': 4, 'mlp_dim': 192, 'num_heads': 3}
-  model = embedded.vit(**sizes, patch_size=4)
+  model = embedded.vit(**embedded.SIZES[48], patch_size=4)
   transforms = [common.make('data.transforms.RandomCrop', size=PX)]
   objective = common.xent('softmax')
   if strong:
@@ -84,8 +87,7 @@ def reports():
   for title in AUGMENTATIONS:
     lines = {}
     for optimizer in OPTIMIZERS:
-      name = f'{optimizer}_{title.partition(" ")[0]}'.lower()
-      runs = rf'{name}_seed(?P<seed>\d+)'
+      runs = rf'{run_name(optimizer, title)}_seed(?P<seed>\d+)'
       cells.append(
         {'row': optimizer, 'column': title}
         | {'runs': runs, 'metric': 'val/accuracy'}
@@ -99,9 +101,8 @@ def reports():
     lines = {}
     for optimizer in OPTIMIZERS:
       for title in AUGMENTATIONS:
-        name = f'{optimizer}_{title.partition(" ")[0]}'.lower()
         lines[f'{optimizer}, {title}'] = (
-          rf'{name}_seed\d+',
+          rf'{run_name(optimizer, title)}_seed\d+',
           f'rank/block_3/{path}/kernel',
         )
     ranks.append(
@@ -109,6 +110,7 @@ def reports():
     )
   return (
     common.table(cells, title='Held-out glyphs'),
+    common.make('reports.table.Paired', cells=tuple(cells)),
     common.curves(panels),
     common.make('reports.curves.Curves', panels=tuple(ranks), name='ranks'),
   )

@@ -44,8 +44,7 @@ def study(args):
 
 
 def train(args, posemb, steps, seed, lr):
-  sizes = {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4}
-  model = embedded.vit(**sizes, patch_size=4) | {'posemb': posemb}
+  model = embedded.vit(**embedded.SIZES[64], patch_size=4) | {'posemb': posemb}
   model['pooling'] = common.make('models.pooling.Mean')
   data = embedded.drawn(PX, 1 + seed, 2**20, num_classes=CLASSES)
   test = seed if seed == embedded.TRIAL else 0

@@ -34,7 +34,7 @@ import itertools
 from configs import arguments, common, embedded, masked_patches
 
 PX, LOCAL_PX, PATCH = 20, 12, 4
-SHOTS, TRIAL = 10, 100  # digits per class; seed of the runs that try rates
+SHOTS = 10  # digits per class
 RATES, TUNING_RATES = (5e-4, 2e-3, 8e-3), (1e-3, 3e-3)
 METHODS = {  # name: (title, FLOPs of a step relative to 'labels')
   'labels': ('labels', 1.0),
@@ -58,7 +58,9 @@ def get_config(argument=''):
   runs = {}
   for name in METHODS:
     for rate in RATES[: args.rates]:
-      runs[f'{name}_lr{rate:.0e}'] = pretrain(args, name, TRIAL, lr=rate)
+      runs[f'{name}_lr{rate:.0e}'] = pretrain(
+        args, name, embedded.TRIAL, lr=rate
+      )
     for budget, seed in itertools.product(BUDGETS, range(args.seeds)):
       run = pretrain(args, name, seed, budget)
       run.best_of = best(f'{name}_lr.*', 'trial/digits/fewshot/10shot')
@@ -68,7 +70,7 @@ def get_config(argument=''):
     for budget in budgets:
       start = f'{name}_{budget}' if budget else name
       for rate in TUNING_RATES[: args.rates] if budget != 'compute' else ():
-        run = finetune(args, f'{start}_seed0', TRIAL)
+        run = finetune(args, f'{start}_seed0', embedded.TRIAL)
         run.schedule.lr = rate
         runs[f'tuned_{name}_lr{rate:.0e}'] = run
       for seed in range(args.seeds):
@@ -77,7 +79,7 @@ def get_config(argument=''):
         runs[f'tuned_{start}_seed{seed}'] = run
   for i, weight in enumerate(WEIGHTS[: args.rates]):
     for lr in LOSS_RATES[: args.rates]:
-      run = pretrain(args, 'lejepa', TRIAL, 'half', lr)
+      run = pretrain(args, 'lejepa', embedded.TRIAL, 'half', lr)
       run.objective.regularizer.weight = weight
       runs[f'loss{i}_lr{lr:.0e}'] = run
   discard = '.*_lr.*|tuned.*'
@@ -99,12 +101,8 @@ def pretrain(args, name, seed, budget='steps', lr=RATES[0]):
   SETTINGS[name](config)
   if name != 'labels':
     config.data.labels = False
-  frozen = {'readouts': readouts(), 'tiny': args.tiny}
-  config.evals = {
-    'trial': digits('train[:50%]', 'train[50%:]', **frozen),
-    'digits': digits('train', 'test', **frozen),
-    'watch': watch(args),
-  }
+  evals = embedded.frozen_on_digits(PX, readouts(), tiny=args.tiny)
+  config.evals = evals | {'watch': watch(args)}
   return config
 
 
@@ -162,9 +160,9 @@ def crop(config):
 
 
 def model(args):
-  sizes = {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4}
+  sizes = embedded.SIZES[64]
   if args.tiny:
-    sizes |= {'width': 32, 'depth': 1, 'mlp_dim': 64}
+    sizes = sizes | {'width': 32, 'depth': 1, 'mlp_dim': 64}
   pooling = common.make('models.pooling.Mean')
   return embedded.vit(**sizes, patch_size=PATCH, pooling=pooling, num_classes=0)
 
@@ -172,21 +170,6 @@ def model(args):
 def readouts():
   knn = common.make('evals.knn.Knn', k=(5,))
   return {'knn': knn, 'fewshot': common.few_shot((SHOTS,), (0, 1, 2, 3, 4))}
-
-
-def digits(train, test, readouts, tiny):
-  """Return an evaluator of splits 'NAME[SLICE]' of the digits."""
-  data = {}
-  for key, split in {'train': train, 'test': test}.items():
-    name, _, bounds = split.partition('[')
-    few = {'examples_per_class': 2 * SHOTS} if tiny else {}
-    data[key] = embedded.digits(name, PX, **few)
-    if bounds:
-      source = {'source': data[key]['source'], 'bounds': f'[{bounds}'}
-      data[key]['source'] = common.make(
-        'data.views.Slice', stratified=True, **source
-      )
-  return common.frozen({'digits': data}, readouts)
 
 
 def watch(args):
@@ -199,15 +182,8 @@ def watch(args):
 def finetune(args, start, seed):
   """Return a fine-tuning of a run on digits, or a training from scratch."""
   path = {'path': f'{{workdir}}/{start}'}
-  data = embedded.digits('train', PX + 3, crop=PX, batch_size=50)
-  val = embedded.digits('test', PX)
-  half = common.make('data.views.Slice', source=data['source'])
-  if seed == TRIAL:  # on training digits that no result is measured on
-    val['source'] = half | {'bounds': '[50%:]'}
-  half['bounds'] = '[:50%]'
-  data['source'] = common.make(
-    'data.views.Subset', source=half, per_class=SHOTS, seed=seed
-  )
+  how = {'shots': SHOTS, 'seed': seed, 'batch_size': 50}
+  data, val = embedded.few_digits(PX, PX + 3, **how)
   config = embedded.run(
     model(args) | {'num_classes': None},
     data,
