@@ -11,7 +11,7 @@ import functools
 from configs import common, embedded
 
 PX, CLASSES = 16, 64
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (1e-3, 3e-3)
 COST = {8: 0.065, 4: 0.227, 2: 1.0, 1: 6.1}  # FLOPs, relative to patches of 2
 BUDGETS = {'equal epochs': 'epochs', 'equal compute': 'compute'}
 

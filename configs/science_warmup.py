@@ -3,7 +3,7 @@
 "Procedural pretraining" (arXiv 2511.13945): 1% of the budget is spent on
 sentences of formal grammars, whose tokens are frozen random vectors instead of
 patches; then ImageNet is learned 1.7 points better. Here the sentences have 36
-tokens, as the glyphs of 24 px have patches; 1% is 6 steps, so most arms warm up
+tokens, as the glyphs of 24 px have patches; 1% is 5 steps, so most arms warm up
 for 10%. Controls: sentences with their tokens in random order, and as many more
 steps on images.
 """
@@ -14,7 +14,7 @@ from configs import common, embedded
 
 PX, CLASSES, BATCH = 24, 64, 64
 RATES = (1e-3, 3e-3)
-STEPS = 600
+STEPS = 500
 NESTED = {'nested brackets': {'kind': 'dyck'}}
 GRAMMARS = {
   **NESTED,
