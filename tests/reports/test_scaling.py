@@ -1,5 +1,6 @@
 """Scaling pictures: the points that are drawn, and those not there yet."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -66,6 +67,10 @@ def test_points(tmp_path, capsys):
     (tmp_path / 'figure.md').read_text()
   )
   assert '25.0 ± 5.0' in capsys.readouterr().out
+  # Student's t with one degree of freedom is 12.706 at 97.5%.
+  rows = dataclasses.replace(report, intervals=True)(results)
+  assert rows[1]['bar'] == pytest.approx(12.706 * 0.05, abs=1e-4)
+  assert rows[1]['text'] == '5.0 ± 63.5'
   image = np.asarray(PIL.Image.open(tmp_path / 'figure.png').convert('RGB'))
   assert image.shape == (494, 1352, 3) and (image != 255).mean() > 0.02
 

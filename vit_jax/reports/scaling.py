@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.reports import pictures, table
-from vit_jax.reports.results import Results
+from vit_jax.reports.results import Results, half_width
 from vit_jax.runs import terminal
 
 _MARKERS = 'os^Dv*'
@@ -19,7 +19,7 @@ _NAMES_AT = ((5, 3, 'left'), (5, -9, 'left'), (-5, 3, 'right'))
 
 @dataclasses.dataclass
 class Scaling:
-  """A figure of points (x, mean of y, error bar of one std), and their table.
+  """A figure of points (x, mean of y, error bar), and their table.
 
   Args:
     panels: dicts of title, xlabel, ylabel and lines, {label: points}. A point
@@ -31,11 +31,13 @@ class Scaling:
       divided by it; `correlate`, whether the rank correlation of x and y
       (Spearman's) is shown, of each line and of all.
     title, name: of the table and of NAME.png, NAME.md and NAME.json.
+    intervals: whether bars are 95% intervals of the mean, else one std.
   """
 
   panels: tuple[Mapping[str, Any], ...]
   title: str = 'Accuracy against scale'
   name: str = 'scaling'
+  intervals: bool = False
 
   def check(self, results: Results) -> None:
     """Raise ValueError for a point that no run can fill."""
@@ -53,7 +55,7 @@ class Scaling:
         row
         for label, points in panel['lines'].items()
         for point in points
-        if (row := _row(panel, label, point, results))
+        if (row := self._row(panel, label, point, results))
       ]
       _draw(panel, axes, found)
       rows += found
@@ -68,26 +70,27 @@ class Scaling:
     terminal.say(f'{self.title}: {path}')
     return rows
 
+  def _row(self, panel, label, point, results):
+    """Return a point as a dict, or None if it is not measured yet."""
+    x, y, unit = map(results.find, _specs(panel, point))
+    if None in (x, y, unit):
+      return None
+    bar = half_width(y.values) if self.intervals else y.std
+    return {
+      'panel': panel['title'],
+      'line': label,
+      'name': point.get('name', label),
+      'x': x.mean / unit.mean,
+      'bar': bar,
+      'text': dataclasses.replace(y, std=bar).percent(),
+      **dataclasses.asdict(y),
+    }
+
 
 def _specs(panel, point):
   """Return the specs of x, y and the unit of x."""
   x = point['x'] if isinstance(point['x'], dict) else {'value': point['x']}
   return x, point['y'], panel.get('relative_to', {'value': 1.0})
-
-
-def _row(panel, label, point, results):
-  """Return a point as a dict, or None if it is not measured yet."""
-  x, y, unit = map(results.find, _specs(panel, point))
-  if None in (x, y, unit):
-    return None
-  return {
-    'panel': panel['title'],
-    'line': label,
-    'name': point.get('name', label),
-    'x': x.mean / unit.mean,
-    'text': y.percent(),
-    **dataclasses.asdict(y),
-  }
 
 
 def _correlation(panel, rows):
@@ -109,11 +112,11 @@ def _draw(panel, axes, rows):
     of_line = [r for r in rows if r['line'] == label]
     of_line.sort(key=lambda r: r['x'])
     shown = label + _correlation(panel, of_line)
-    x, y, std = (
-      np.array([r[k] for r in of_line]) for k in ('x', 'mean', 'std')
+    x, y, bar = (
+      np.array([r[k] for r in of_line]) for k in ('x', 'mean', 'bar')
     )
     style['marker'] = _MARKERS[i % len(_MARKERS)]
-    axes.errorbar(x, 100 * y, yerr=100 * std, label=shown, **style)
+    axes.errorbar(x, 100 * y, yerr=100 * bar, label=shown, **style)
     for r in of_line:
       if r['name'] != label:
         *offset, side = _NAMES_AT[i % len(_NAMES_AT)]
@@ -134,4 +137,6 @@ def _draw(panel, axes, rows):
     axes.minorticks_off()
   title = panel['title'] + _correlation(panel, rows)
   axes.set(title=title, xlabel=panel['xlabel'], ylabel=panel['ylabel'])
-  axes.legend(frameon=False, fontsize=8)
+  beside = {'loc': 'center left', 'bbox_to_anchor': (1, 0.5)}
+  many = len(panel['lines']) > 5  # names that would hide points
+  axes.legend(frameon=False, fontsize=8, **(beside if many else {}))

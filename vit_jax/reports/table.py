@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.reports.results import Results
+from vit_jax.reports.results import Results, half_width
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
@@ -76,22 +76,18 @@ class Paired(Table):
     self, column: str, spec: Mapping[str, Any], results: Results
   ) -> tuple[str, dict[str, Any]] | None:
     """Return a cell's text and {'mean', 'half_width', 'values'}, or None."""
-    import scipy.special  # takes a quarter of a second
-
     cells = map(_parts, self.cells)
     baseline = next(x for _, other, x in cells if other == column)
-    values, sign, width = results.sample(**spec), '', None
+    values, sign = results.sample(**spec), ''
     if spec != baseline:
       base, sign = results.sample(**baseline), '+'
       values = {k: x - base[k] for k, x in values.items() if k in base}
     if not values:
       return None
-    sample, count = list(values.values()), len(values)
-    mean = float(np.mean(sample))
+    sample = list(values.values())
+    mean, width = float(np.mean(sample)), half_width(sample) or None
     text = f'{100 * mean:{sign}.{self.digits}f}'
-    if count > 1:
-      error = np.std(sample, ddof=1) / count**0.5
-      width = float(scipy.special.stdtrit(count - 1, 0.975) * error)
+    if width:
       text += f' ± {100 * width:.{self.digits}f}'
     return text, {'mean': mean, 'half_width': width, 'values': values}
 
