@@ -125,6 +125,12 @@ def digits_table(rows):
   return common.table(cells, title=title)
 
 
+def paired(cells, baseline):
+  """Return a table of differences within seeds to a row, the first one."""
+  title = f'Differences to: {baseline}'
+  return common.make('reports.table.Paired', cells=tuple(cells), title=title)
+
+
 def tune(runs, name, make, *, rates, seeds, metric):
   """Add the runs of one arm of a study, with the best of some rates.
 

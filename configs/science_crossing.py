@@ -9,6 +9,7 @@ the same task; the ResNet's knowledge becomes wrong.
 """
 
 import functools
+import itertools
 
 from configs import common, embedded
 from vit_jax.models import names
@@ -33,12 +34,16 @@ def study(args):
         make = functools.partial(train, args, model, fraction, count, steps)
         how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
         embedded.tune(runs, run_name(model, fraction, count), make, **how)
-  panels = map(panel, STEPS)
-  return runs, (common.figure(*panels, title='Crossing', name='crossing'),)
+  return runs, reports()
 
 
 def run_name(model, fraction, count):
   return f'{model}_{100 * fraction:g}_{count}'
+
+
+def measured(model, fraction, count):
+  runs = rf'{run_name(model, fraction, count)}_seed(?P<seed>\d+)'
+  return {'runs': runs, 'metric': 'val/accuracy'}
 
 
 def train(args, model, fraction, count, steps, seed, lr):
@@ -56,19 +61,21 @@ def train(args, model, fraction, count, steps, seed, lr):
   return embedded.run(MODELS[model], data, evals, **fields)
 
 
-def panel(count):
-  lines = {
-    model: tuple(
-      {'x': 100 * fraction, 'y': {'runs': runs, 'metric': 'val/accuracy'}}
-      for fraction in FRACTIONS
-      for runs in [rf'{run_name(model, fraction, count)}_seed(?P<seed>\d+)']
+def reports():
+  cells, panels = [], []
+  for count in STEPS:
+    lines = {model: [] for model in MODELS}
+    for fraction, model in itertools.product(FRACTIONS, reversed(MODELS)):
+      y = measured(model, fraction, count)
+      lines[model].append({'x': 100 * fraction, 'y': y})
+      column = f'{count:,} images, {fraction:.0%} moved'
+      cells.append({'row': model, 'column': column} | y)
+    panels.append(
+      {'title': f'{count:,} images', 'lines': lines, 'log': False}
+      | {'xlabel': 'patches in another place (%)'}
+      | {'ylabel': 'accuracy on held-out glyphs (%)'}
     )
-    for model in MODELS
-  }
-  return {
-    'title': f'{count:,} images',
-    'xlabel': 'patches in another place (%)',
-    'ylabel': 'accuracy on held-out glyphs (%)',
-    'lines': lines,
-    'log': False,
-  }
+  figure = common.figure(
+    *panels, title='Crossing', name='crossing', intervals=True
+  )
+  return embedded.paired(cells, 'ResNet'), figure

@@ -13,8 +13,15 @@ from configs import common, embedded
 PX, CLASSES, SHOTS = 24, 250, 10
 RATES = (1e-3, 3e-3)
 SPREADS = (0.01, 0.02, 0.05, 0.1, 0.2)
-ARMS = {f'spread{1000 * x:g}': {'spread': x} for x in SPREADS}
-ARMS['fractals'] = {}  # as many other fractals
+BASELINES = {'scratch': 'from scratch', 'fractals': 'as many other fractals'}
+METRIC = f'digits/digits/fewshot/{SHOTS}shot'
+
+
+def spread(width):
+  return f'spread{1000 * width:g}'
+
+
+ARMS = {spread(x): {'spread': x} for x in SPREADS} | {'fractals': {}}
 
 
 def study(args):
@@ -22,7 +29,7 @@ def study(args):
   runs = {}
   for name, fields in ARMS.items():
     make = functools.partial(pretrain, args, fields, steps)
-    metric = 'trial/digits/fewshot/10shot'
+    metric = METRIC.replace('digits', 'trial', 1)
     how = {'seeds': args.seeds, 'metric': metric, 'rates': rates}
     embedded.tune(runs, name, make, **how)
   for name in (*ARMS, 'scratch'):
@@ -71,27 +78,26 @@ def finetune(args, name, seed, lr):
 
 def reports():
   columns = {
-    'linear, frozen': ('{}', 'digits/digits/fewshot/10shot'),
-    'fine-tuned': ('tuned_{}', 'val/accuracy'),
+    'fine-tuned': ('tuned_{}', 'val/accuracy', ('scratch', 'fractals')),
+    'linear, frozen': ('{}', METRIC, ('fractals',)),
   }
   cells, panels = [], []
-  for column, (run, metric) in columns.items():
-    points = []
-    for name, fields in ARMS.items():
-      runs = run.format(rf'{name}_seed(?P<seed>\d+)')
-      y = {'runs': runs, 'metric': metric}
-      row = f'width {fields["spread"]:g}' if fields else 'other fractals'
+  for column, (run, metric, baselines) in columns.items():
+    lines = {}
+    for name in (*baselines, *SPREADS):
+      arm = name if name in baselines else spread(name)
+      y = {'runs': run.format(rf'{arm}_seed(?P<seed>\d+)'), 'metric': metric}
+      row = BASELINES.get(name, f'one fractal, width {name}')
       cells.append({'row': row, 'column': column} | y)
-      if fields:
-        points.append({'x': fields['spread'], 'y': y})
+      at = SPREADS[:: len(SPREADS) - 1] if name in baselines else (name,)
+      line = lines.setdefault(BASELINES.get(name, 'one fractal'), [])
+      line += [{'x': x, 'y': y} for x in at]
     panels.append(
-      {'title': f'Digits, {SHOTS} per class, {column}'}
+      {'title': f'Digits, {SHOTS} per class, {column}', 'lines': lines}
       | {'xlabel': 'width of the perturbations', 'ylabel': 'accuracy (%)'}
-      | {'lines': {'one fractal': tuple(points)}}
+      | {'ticks': {x: f'{x:g}' for x in SPREADS}}
     )
-  scratch = {'runs': r'tuned_scratch_seed(?P<seed>\d+)', 'metric': metric}
-  cells.append({'row': 'from scratch', 'column': column} | scratch)
-  return (
-    common.table(cells, title='Accuracy on 768 scans of digits'),
-    common.figure(*panels, title='One fractal', name='fractal'),
+  figure = common.figure(
+    *panels, title='One fractal', name='fractal', intervals=True
   )
+  return embedded.paired(cells, 'from scratch, or other fractals'), figure

@@ -110,7 +110,7 @@ def reports():
     )
   return (
     common.table(cells, title='Held-out glyphs'),
-    common.make('reports.table.Paired', cells=tuple(cells)),
+    embedded.paired(cells, 'AdamW'),
     common.curves(panels),
     common.make('reports.curves.Curves', panels=tuple(ranks), name='ranks'),
   )

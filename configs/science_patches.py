@@ -25,8 +25,7 @@ def study(args):
       scale = 1 if budget == 'epochs' else 1 / cost
       make = functools.partial(train, args, patch, max(1, round(scale * steps)))
       embedded.tune(runs, f'p{patch}_{budget}', make, **how)
-  panels = (panel(title, name) for title, name in BUDGETS.items())
-  return runs, (common.figure(*panels, title='Patch size', name='patches'),)
+  return runs, reports()
 
 
 def train(args, patch, steps, seed, lr):
@@ -39,16 +38,22 @@ def train(args, patch, steps, seed, lr):
   return embedded.run(model, data, evals, steps=steps, lr=lr, seed=seed)
 
 
-def panel(title, budget):
-  points = tuple(
-    {'x': patch, 'y': {'runs': runs, 'metric': 'val/accuracy'}}
-    for patch in COST
-    for runs in [rf'p{patch}_{budget}_seed(?P<seed>\d+)']
+def reports():
+  cells, panels = [], []
+  for title, budget in BUDGETS.items():
+    points = []
+    for patch in COST:
+      runs = rf'p{patch}_{budget}_seed(?P<seed>\d+)'
+      y = {'runs': runs, 'metric': 'val/accuracy'}
+      points.append({'x': patch, 'y': y})
+      cells.append({'row': f'{patch} px', 'column': title} | y)
+    panels.append(
+      {'title': title, 'lines': {'ViT': points}}
+      | {'xlabel': f'side of a patch (of images of {PX} px)'}
+      | {'ylabel': 'accuracy on held-out glyphs (%)'}
+      | {'ticks': {patch: str(patch) for patch in COST}}
+    )
+  figure = common.figure(
+    *panels, title='Patch size', name='patches', intervals=True
   )
-  return {
-    'title': title,
-    'xlabel': f'side of a patch (of images of {PX} px)',
-    'ylabel': 'accuracy on held-out glyphs (%)',
-    'lines': {'ViT': points},
-    'ticks': {patch: str(patch) for patch in COST},
-  }
+  return embedded.paired(cells, '8 px'), figure

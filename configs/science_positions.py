@@ -40,7 +40,7 @@ def study(args):
           'image_shape': (size, size, 1),
           'evals': {'val': held_out(args, size, 0)},
         }
-  return runs, (common.figure(panel(), title='Positions', name='positions'),)
+  return runs, reports()
 
 
 def train(args, posemb, steps, seed, lr):
@@ -58,20 +58,24 @@ def held_out(args, size, seed):
   return common.classification(data)
 
 
-def panel():
-  lines = {}
+def reports():
+  cells, lines = [], {}
   for name, (title, _) in ARMS.items():
     runs = {x: rf'{name}_seed(?P<seed>\d+)_at{x}' for x in SIZES}
-    runs = dict(sorted((runs | {PX: rf'{name}_seed(?P<seed>\d+)'}).items()))
-    lines[title] = tuple(
-      {'x': x, 'y': {'runs': found, 'metric': 'val/accuracy'}}
-      for x, found in runs.items()
-    )
-  ticks = {size: str(size) for size in (*SIZES, PX)}
-  return {
+    runs[PX] = rf'{name}_seed(?P<seed>\d+)'
+    lines[title] = []
+    for x, found in sorted(runs.items()):
+      y = {'runs': found, 'metric': 'val/accuracy'}
+      lines[title].append({'x': x, 'y': y})
+      cells.append({'row': title, 'column': f'{x} px'} | y)
+  panel = {
     'title': f'Trained at {PX} px',
     'xlabel': 'pixels of the test images',
     'ylabel': 'accuracy (%)',
     'lines': lines,
-    'ticks': ticks,
+    'ticks': {size: str(size) for size in (*SIZES, PX)},
   }
+  figure = common.figure(
+    panel, title='Positions', name='positions', intervals=True
+  )
+  return embedded.paired(cells, 'learned'), figure

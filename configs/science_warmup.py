@@ -102,13 +102,10 @@ def learn(args, steps, start, seed, lr):
 
 
 def reports(rows):
-  cells = tuple(
+  cells = (
     {'row': row, 'column': 'held-out glyphs', 'metric': 'val/accuracy'}
     | {'runs': rf'{name}_seed(?P<seed>\d+)'}
     for row, name in rows.items()
-  )
-  paired = common.make(
-    'reports.table.Paired', cells=cells, title='Differences to no warm-up'
   )
   lines = {
     row: (rf'{name}_seed\d+', 'val/accuracy')
@@ -116,4 +113,5 @@ def reports(rows):
     if not row.startswith('1% ')
   }
   panel = {'title': 'Warm-ups of 10%', 'ylabel': 'held-out accuracy (%)'}
-  return paired, common.curves([panel | {'lines': lines}])
+  curves = common.curves([panel | {'lines': lines}])
+  return embedded.paired(cells, 'no warm-up'), curves
