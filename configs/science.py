@@ -2,9 +2,8 @@ r"""Claims about Vision Transformers, tested in small on a CPU.
 
     python -m vit_jax.main --config=configs/science.py:crossing --workdir=DIR
 
-No study needs a download. docs/science.md has the claims, and the pictures and
-answers of those that have been run: muon took 16 minutes on two cores, the
-others are made for an hour.
+No study needs a download; each takes 16 to 61 minutes on two cores or less.
+docs/science.md has the claims, the pictures and the answers.
 
 Arguments (separated by commas; the first of a list is the default):
   crossing   where a ViT overtakes a ResNet, by the structure of images

@@ -6,6 +6,9 @@ belong together. In scaling_embedded.py the ResNet stays ahead at all numbers of
 glyphs. So here the other side changes: patches of all images move to the same
 other places, a fraction of them. For the ViT, which learns positions, that is
 the same task; the ResNet's knowledge becomes wrong.
+
+Result: with 4,800 images the ResNet stays ahead everywhere (by 3.6 ± 1.5 points
+with all patches shuffled); with 76,800 the ViT has +2.6 ± 3.5 there.
 """
 
 import functools
@@ -68,11 +71,11 @@ def reports():
     for fraction, model in itertools.product(FRACTIONS, reversed(MODELS)):
       y = measured(model, fraction, count)
       lines[model].append({'x': 100 * fraction, 'y': y})
-      column = f'{count:,} images, {fraction:.0%} moved'
+      column = f'{count:,} images, {fraction:.0%} shuffled'
       cells.append({'row': model, 'column': column} | y)
     panels.append(
       {'title': f'{count:,} images', 'lines': lines, 'log': False}
-      | {'xlabel': 'patches in another place (%)'}
+      | {'xlabel': 'shuffled patches (%)'}
       | {'ylabel': 'accuracy on held-out glyphs (%)'}
     )
   figure = common.figure(

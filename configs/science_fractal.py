@@ -4,6 +4,9 @@
 one fractal. A ViT-Ti learns them, and is fine-tuned on CIFAR-100: 84.2% with
 perturbations of width 0.1, 83.4% with 0.2, 83.0% with 0.05, but 19.9% with
 0.01. Here there are 250 classes, and the other task is handwritten digits.
+
+Result: fine-tuned, width 0.01 loses 7.5 ± 6.3 points to no pre-training, 0.02
+gains 2.6 ± 2.4; of the rest no difference is shown.
 """
 
 import functools

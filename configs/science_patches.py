@@ -4,6 +4,9 @@
 epochs. The fair question is equal compute: here a ViT learns glyphs of 16 px
 with patches of 8 to 1, with the same steps, and with the steps that cost what
 those of patches of 2 do.
+
+Result: the opposite. At equal epochs 45, 36, 21 and 10% with patches of 8, 4, 2
+and 1; at equal compute 86, 75, 21 and 4%. Training is short.
 """
 
 import functools

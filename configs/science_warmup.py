@@ -6,6 +6,9 @@ patches; then ImageNet is learned 1.7 points better. Here the sentences have 36
 tokens, as the glyphs of 24 px have patches; 1% is 5 steps, so most arms warm up
 for 10%. Controls: sentences with their tokens in random order, and as many more
 steps on images.
+
+Result: only crossing brackets are shown to help, by 2.8 ± 1.9 points; as many
+more steps on images give 4.0 ± 2.5.
 """
 
 import functools
