@@ -20,7 +20,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
-from vit_jax.runs import environment  # noqa: E402
+from vit_jax.io import environment  # noqa: E402
 
 
 def run(words, python, **variables):

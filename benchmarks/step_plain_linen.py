@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 import timing
 
-from vit_jax.models import names
+from vit_jax.zoo import names
 
 XAVIER = nn.initializers.xavier_uniform()
 

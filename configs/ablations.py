@@ -39,7 +39,7 @@ import types
 from configs import arguments, common, scaling, scaling_embedded
 from configs.published import TABLE_7, TABLE_8, fraction
 from configs.transfer import RATES, TITLES
-from vit_jax.models.names import AXIAL_RESNET, AXIAL_VIT
+from vit_jax.zoo.names import AXIAL_RESNET, AXIAL_VIT
 
 STUDIES = {  # title of the table
   'positions': 'Positions',

@@ -4,7 +4,7 @@ from ml_collections import config_dict
 
 from vit_jax import config as config_lib
 from vit_jax.data import transforms
-from vit_jax.models import names
+from vit_jax.zoo import names
 
 ConfigDict = config_dict.ConfigDict
 placeholder = config_dict.placeholder

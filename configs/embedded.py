@@ -1,7 +1,7 @@
 """Parts that the studies on embedded data share; nothing is downloaded."""
 
 from configs import common
-from vit_jax.models import names
+from vit_jax.zoo import names
 
 TRIAL = 100  # seed of the runs that try learning rates
 SIZES = {  # of small ViTs, by their width

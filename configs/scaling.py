@@ -59,7 +59,7 @@ from configs.pretrain_bit import get_config as pretrain_bit
 from configs.pretrain_paper import get_config as pretrain_paper
 from configs.published import TABLE_5, TABLE_6, TABLE_7, fraction
 from configs.transfer import RATES, TITLES
-from vit_jax.models import names
+from vit_jax.zoo import names
 
 FIGURE_3 = ('B/32', 'B/16', 'L/32', 'L/16', 'H/14', 'R50x1', 'R152x2')
 FIGURE_4 = ('b/32', 'B/32', 'L/16', 'L/32', 'R50x1', 'R152x2')

@@ -34,7 +34,7 @@ stays ahead: we suppose that 1,200 steps are few for a ViT.
 """
 
 from configs import arguments, common, embedded
-from vit_jax.models import names
+from vit_jax.zoo import names
 
 CLASSES = 480
 BATCH, IMAGE_PX = 64, 24
@@ -96,7 +96,7 @@ def source(args, size, seed):
   if args.data == 'glyphs':
     return embedded.glyphs(IMAGE_PX, num_examples=size, seed=1 + seed)
   return common.make(
-    'data.embedded.fractals.Fractals',
+    'science.fractals.Fractals',
     image_size=IMAGE_PX,
     num_classes=CLASSES,
     images_per_class=size // CLASSES,

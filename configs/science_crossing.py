@@ -15,7 +15,7 @@ import functools
 import itertools
 
 from configs import common, embedded
-from vit_jax.models import names
+from vit_jax.zoo import names
 
 PX, PATCH, CLASSES = 24, 4, 64
 RATES = (1e-3, 3e-3)
@@ -51,7 +51,7 @@ def measured(model, fraction, count):
 
 def train(args, model, fraction, count, steps, seed, lr):
   shuffle = common.make(
-    'data.transforms.ShufflePatches', patch_size=PATCH, fraction=fraction
+    'science.shuffle.ShufflePatches', patch_size=PATCH, fraction=fraction
   )
   data = embedded.drawn(PX, 1 + seed, count, num_classes=CLASSES)
   test = seed if seed == embedded.TRIAL else 0

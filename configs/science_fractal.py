@@ -49,7 +49,7 @@ def model(**fields):
 def pretrain(args, fields, steps, seed, lr):
   """Return a pre-training on one image of each class, cropped and flipped."""
   source = common.make(
-    'data.embedded.fractals.Fractals',
+    'science.fractals.Fractals',
     num_classes=16 if args.tiny else CLASSES,
     images_per_class=1,
     image_size=PX,

@@ -62,7 +62,7 @@ def train(args, settings, strong, steps, seed, lr):
     seed=test,
   )
   ranks = common.make(
-    'evals.gradients.StableRank',
+    'science.gradients.StableRank',
     data=common.data(source, crop, batch_size=64),
     objective=common.xent('softmax'),
   )

@@ -57,7 +57,7 @@ def model(**fields):
 def warm_up(fields, steps, seed):
   """Return a training that predicts half of the tokens of sentences."""
   source = common.make(
-    'data.embedded.grammars.Grammar', side=PX // 4, seed=1 + seed, **fields
+    'science.grammars.Grammar', side=PX // 4, seed=1 + seed, **fields
   )
   task = {'predict': 'tokens', 'ratio': 0.5}
   config = embedded.run(
@@ -76,7 +76,7 @@ def warm_up(fields, steps, seed):
     preprocess={'mean': 0.0, 'std': 1.0},
   )
   config['model']['embedding'] = common.make(
-    'models.tokens.FrozenTokens', mask_token=True
+    'science.tokens.FrozenTokens', mask_token=True
   )
   return common.ConfigDict(config)
 

@@ -23,6 +23,7 @@ from etils import epath
 
 from vit_jax import config, pretrained
 from vit_jax.data import image_files
+from vit_jax.io import terminal
 from vit_jax.objectives.masked_patches import (
   LEVELS,
   Pixels,
@@ -31,7 +32,6 @@ from vit_jax.objectives.masked_patches import (
   cut,
 )
 from vit_jax.reports import pictures
-from vit_jax.runs import terminal
 from vit_jax.tools import arguments
 
 _GREY = 128

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax.runs import environment
+from vit_jax.io import environment
 
 # Most of the tests' time is compilation, and without optimisation XLA compiles
 # twice as fast. Processes that tests start inherit the flags.

@@ -9,9 +9,9 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.config import walk
-from vit_jax.models import names
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
+from vit_jax.zoo import names
 
 ROOT = pathlib.Path(__file__).parents[1]
 _ARGUMENTS = {  # with which the tests load each config; 'default' is none

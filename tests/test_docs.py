@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax import config
-from vit_jax.optim.schedules import epochs
+from vit_jax.durations import epochs
 
 ROOT = pathlib.Path(__file__).parents[1]
 

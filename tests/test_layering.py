@@ -1,4 +1,4 @@
-"""The layers of the code, read off the source: who may import whom."""
+"""The floors of the code, computed from the imports."""
 
 import ast
 import pathlib
@@ -10,45 +10,38 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / 'vit_jax').rglob('*.py'))
 OURS = 'vit_jax.'
-# Leaves that every layer may import.
-LEAVES = ('types', 'tree', 'runs.files', 'runs.terminal')
-LAYERS = {  # a module or folder, and what else it may import of this package
-  'main': (
-    *('config', 'parallel.', 'reports.page', 'runs.canary'),
-    *('runs.environment', 'runs.workdirs'),
-  ),
-  # They name no model, objective, optimizer or evaluator.
-  'train': (
+# Floors from the top: folders and modules that import only lower ones.
+FLOORS = (
+  {'tools'},
+  {'train', 'evaluate'},
+  {'evals'},
+  {'objectives', 'pretrained', 'main', 'study', 'science'},
+  {'weights', 'reports'},
+  {'runs', 'zoo'},
+  {'config', 'data', 'optim', 'parallel'},
+  {'analysis', 'durations', 'io', 'models', 'step', 'tree'},
+  {'types'},
+)
+GROUND = {'durations', 'io', 'tree', 'types'}
+# What else some of them may import: models, objectives, optimizers and
+# evaluators come from the config.
+NARROW = {
+  'step': set(),
+  'models': set(),
+  'analysis': set(),
+  'optim': set(),
+  'data': set(),
+  'config': set(),
+  'parallel': {'models.layers'},
+  'train': {
     *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
     *('models.attention_choice', 'models.layers', 'optim.', 'parallel.'),
     *('reports.', 'runs.', 'step', 'weights.'),
-  ),
-  'evaluate': (
+  },
+  'evaluate': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
     *('models.layers', 'parallel.', 'reports.', 'runs.', 'weights.'),
-  ),
-  'study': ('config', 'reports.', 'runs.', 'weights.formats'),
-  'step': (),
-  'pretrained': ('data.transforms', 'models.', 'weights.'),
-  'analysis': (),
-  'config': ('optim.schedules',),
-  'data': (),
-  'evals': (
-    *('analysis.embeddings', 'data.', 'objectives.', 'parallel.'),
-    'runs.compiled',
-  ),
-  'models': (),
-  'objectives': (
-    *('models.', 'optim.schedules', 'parallel.', 'pretrained', 'weights.'),
-  ),
-  'optim': (),
-  'parallel': ('models.layers',),
-  'reports': ('config', 'runs.metrics'),
-  'runs': ('config', 'data.', 'optim.', 'parallel.'),
-  'weights': (
-    *('config', 'data.transforms', 'models.', 'pretrained'),
-    *('runs.checkpoint', 'runs.workdirs'),
-  ),
+  },
 }
 
 
@@ -81,40 +74,41 @@ def ours(path):
   return {n.removeprefix(OURS) for n in imports(path) if n.startswith(OURS)}
 
 
-def in_folder(folder):
-  files = [p for p in FILES if ROOT / 'vit_jax' / folder in p.parents]
-  return [p for p in files if module_name(p) != 'vit_jax.models.names']
+def room(path):
+  """The folder or top-level module of a file."""
+  return path.relative_to(ROOT / 'vit_jax').parts[0].removesuffix('.py')
 
 
-@pytest.mark.parametrize('layer', LAYERS)
-def test_layers_import_what_they_may(layer):
-  path = ROOT / 'vit_jax' / layer
-  files = (
-    list(path.rglob('*.py')) if path.is_dir() else [path.with_suffix('.py')]
-  )
-  for file in files:
-    allowed = (f'{layer}.', *LAYERS[layer], *LEAVES)
-    if file.match('models/names.py'):  # it makes models from settings
-      allowed = (*allowed, 'config', 'analysis.flops')
-    assert not {n for n in ours(file) if not n.startswith(allowed)}, file
+def test_no_import_leads_upward():
+  floors = {name: i for i, names in enumerate(FLOORS) for name in names}
+  assert len(FLOORS) <= 11
+  assert {room(path) for path in FILES} == {*floors, '__init__'}
+  for path in FILES:
+    if (here := room(path)) == '__init__':
+      continue
+    lower = {x for x, floor in floors.items() if floor > floors[here]}
+    found = {name.split('.')[0] for name in ours(path)}
+    assert found <= lower | {here}, path
 
 
-def test_every_module_has_a_layer():
-  names = {path.stem for path in (ROOT / 'vit_jax').iterdir()}
-  assert (
-    names - set(LAYERS)
-    == {
-      *('__init__', '__pycache__', 'py', 'tools', 'tree', 'types'),
-    }
-    & names
-  )
+@pytest.mark.parametrize('here', NARROW)
+def test_what_a_room_may_import(here):
+  allowed = (here, *GROUND, *NARROW[here])
+  for path in FILES:
+    if room(path) == here:
+      assert not {x for x in ours(path) if not x.startswith(allowed)}, path
+
+
+def test_single_studies_are_imported_by_nobody():
+  names = {room(x) for x in FILES if any('science.' in y for y in ours(x))}
+  assert names <= {'science'}
 
 
 def test_who_imports_which_package():
   def folders(package):
     return {name.rsplit('.', 1)[0] for name in importers(package)}
 
-  assert folders('flax') == {'vit_jax.models'}
+  assert folders('flax') <= {'vit_jax.models', 'vit_jax.science'}
   assert not {n for n in importers('jax') if n.startswith('vit_jax.data.')}
   assert folders('grain') == {'vit_jax.data', 'vit_jax.tools'}
   assert folders('cv2') == {'vit_jax.data', 'vit_jax.data.embedded'}
@@ -129,14 +123,29 @@ def test_who_imports_which_package():
     'vit_jax.main',
     'vit_jax.study',
   }
-  for path in in_folder('analysis'):
-    used = {name.split('.')[0] for name in imports(path)}
-    assert used <= {'jax', 'numpy', 'vit_jax'} | sys.stdlib_module_names
+  for path in FILES:
+    if room(path) == 'analysis':
+      used = {name.split('.')[0] for name in imports(path)}
+      assert used <= {'jax', 'numpy', 'vit_jax'} | sys.stdlib_module_names
+
+
+def test_reading_data_loads_no_jax():
+  """Workers start in a fraction of a second, and take little memory."""
+  names = {module_name(x) for x in FILES if room(x) == 'data'}
+  code = f"""
+import sys
+import {', '.join(sorted(names))}
+print(*{{'jax', 'flax', 'optax', 'tensorflow', 'grain'}} & set(sys.modules))
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert (done.returncode, done.stdout) == (0, '\n'), done.stderr
 
 
 def test_training_imports_without_data_packages():
   """An accelerator box may have neither grain, tfds nor an image decoder."""
-  modules = ['train', 'step', 'optim.optimizers', 'models.names']
+  modules = ['train', 'step', 'optim.optimizers', 'zoo.names']
   modules += ['objectives.classification', 'objectives.masked_patches']
   modules += ['objectives.distillation', 'objectives.mae']
   modules += ['models.vit', 'models.resnet', 'models.mixer', 'models.axial']

@@ -13,7 +13,7 @@ import types
 import pytest
 
 from vit_jax import config
-from vit_jax.runs import terminal
+from vit_jax.io import terminal
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / 'notebooks'

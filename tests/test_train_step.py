@@ -20,11 +20,12 @@ from synthetic import Synthetic
 
 from vit_jax import config, tree
 from vit_jax.data import pipeline
+from vit_jax.durations import Timeline, steps
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
-from vit_jax.optim.schedules import Schedule, Timeline, steps
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
 from vit_jax.runs.metrics import read_records
 from vit_jax.step import TrainState, init_state, train_step

@@ -5,6 +5,6 @@ compute correctly, see environment.py. JAX reads XLA_FLAGS when it computes for
 the first time, so import vit_jax before that.
 """
 
-from vit_jax.runs import environment
+from vit_jax.io import environment
 
 environment.avoid_wrong_results()

@@ -18,13 +18,13 @@ from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
+from vit_jax.io import terminal
 from vit_jax.models import attention_choice
 from vit_jax.models.layers import Normalize
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.sharding import MeshSizes, Rules
 from vit_jax.reports import confusion, page
-from vit_jax.runs import compiled, terminal, workdirs
-from vit_jax.runs.files import PathLike
+from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.metrics import Stopwatch, Writer
 from vit_jax.runs.writers import MetricsWriter
 from vit_jax.types import (
@@ -32,6 +32,7 @@ from vit_jax.types import (
   Count,
   KeySeed,
   Model,
+  PathLike,
   Preprocess,
   Side,
   UserError,

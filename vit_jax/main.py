@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from vit_jax.runs import environment
+from vit_jax.io import environment
 
 if __name__ == '__main__' and (settings := environment.faster()):
   os.environ.update(settings)  # read when a process starts
@@ -21,9 +21,10 @@ if __name__ == '__main__' and (settings := environment.faster()):
 from absl import app, flags, logging
 
 from vit_jax import config
+from vit_jax.io import terminal
 from vit_jax.parallel import compilation_cache, hosts
 from vit_jax.reports import page
-from vit_jax.runs import canary, terminal, workdirs
+from vit_jax.runs import canary, workdirs
 
 _CONFIG = flags.DEFINE_string(
   'config',

@@ -11,18 +11,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
-from vit_jax import tree
 from vit_jax.data.transforms import ANTIALIASED, Interpolation, Transform, scale
-from vit_jax.models.layers import Classifier, as_pair
+from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
-from vit_jax.runs.files import PathLike
-from vit_jax.types import Model, Params, Preprocess, Size, UserError
+from vit_jax.types import Model, Params, PathLike, Preprocess, Size, UserError
 from vit_jax.weights import bundle, formats, surgery
-from vit_jax.weights.bundle import Weights
+from vit_jax.weights.bundle import Weights, build
 from vit_jax.weights.surgery import InitFrom, Method
 
 
@@ -66,14 +63,6 @@ def load(
   if report is not None:
     report(f'{weights.origin}: {changes}')
   return build(weights)
-
-
-def build(weights: Weights) -> tuple[Any, dict[str, Any]]:
-  """Return (model, nested parameters on the default device)."""
-  model, params = weights.model, weights.params
-  if isinstance(model, Classifier) and getattr(model, 'scan', False):
-    params = tree.stack_blocks(params)
-  return model, tree.unflatten(jax.device_put(params))
 
 
 def fit(

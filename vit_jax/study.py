@@ -32,12 +32,13 @@ from jax.experimental import multihost_utils
 
 from vit_jax import config as configs
 from vit_jax.config import ConfigError, Provenance
+from vit_jax.io import terminal
+from vit_jax.io.files import write_atomically
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
-from vit_jax.runs import compiled, terminal, workdirs
-from vit_jax.runs.files import PathLike, write_atomically
+from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.metrics import NonFiniteError, read_records
-from vit_jax.types import UserError
+from vit_jax.types import PathLike, UserError
 
 DONE = 'done.json'
 

@@ -15,17 +15,19 @@ from vit_jax import config
 from vit_jax.analysis import flops
 from vit_jax.config import Partial, Provenance
 from vit_jax.data.pipeline import Data
+from vit_jax.durations import Interval, Timeline
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
+from vit_jax.io import terminal
 from vit_jax.models import attention_choice
 from vit_jax.models.layers import Normalize
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Interval, Schedule, Timeline
+from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch
 from vit_jax.reports import confusion, page, sheets
-from vit_jax.runs import compiled, terminal, workdirs
+from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging, Monitor, Stopwatch, check_finite
 from vit_jax.step import TrainState as TrainState

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax.analysis import flops
-from vit_jax.models import names
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.zoo import names
 
 
 def spec(*shape):

@@ -16,9 +16,9 @@ from vit_jax import config as configs
 from vit_jax.config import ConfigError
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import CentralCrop, Resize
+from vit_jax.durations import Duration, steps
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.optim.schedules import Duration, steps
 from vit_jax.types import HARMLESS, MACHINE, Count, Dtype, PathRule, Size
 
 RESIZE = 'vit_jax.data.transforms.Resize'
@@ -353,7 +353,7 @@ def test_only_trusted_names_are_imported():
     'vit_jax.models.vit.jax.devices',
     'vit_jax.models.os.system',
     'vit_jax.data.folder.Folder',
-    'vit_jax.models.names.create',
+    'vit_jax.zoo.names.create',
     here('Strict'),
     7,
   ):

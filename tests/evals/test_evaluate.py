@@ -17,13 +17,13 @@ from vit_jax.config import Provenance
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
+from vit_jax.durations import steps
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
-from vit_jax.models import names
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule, steps
+from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.sharding import MeshSizes, fsdp
 from vit_jax.reports import confusion
 from vit_jax.runs import workdirs
@@ -32,6 +32,7 @@ from vit_jax.runs.metrics import read_records
 from vit_jax.train import Evaluation, train
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
+from vit_jax.zoo import names
 
 MODEL = names.create('ViT-mu/4', num_classes=10)
 TEST = Data(Digits(split='test'), 128)

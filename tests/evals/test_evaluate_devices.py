@@ -11,7 +11,7 @@ from vit_jax.runs.metrics import read_records
 # 101 and 67 examples: no batch size divides them.
 CONFIG = """
 import ml_collections
-from vit_jax.models import names
+from vit_jax.zoo import names
 
 
 def data(split):

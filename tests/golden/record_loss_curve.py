@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.data import pipeline
+from vit_jax.durations import Timeline, steps
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule, Timeline, steps
+from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.step import init_state, train_step
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))

@@ -13,6 +13,7 @@ from contract import TINY_VIT
 from vit_jax.config import Provenance
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
+from vit_jax.durations import steps
 from vit_jax.models import attention_choice, pallas_attention
 from vit_jax.models.attention import attention
 from vit_jax.models.attention_choice import Chooser, compile_layer, error
@@ -22,7 +23,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.distillation import Teacher, distillation
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Schedule, steps
+from vit_jax.optim.schedules import Schedule
 from vit_jax.train import train
 
 MODEL = VisionTransformer(**TINY_VIT)

@@ -17,12 +17,13 @@ from synthetic import Synthetic
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import MultiCrop
+from vit_jax.durations import Timeline, steps
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.objectives.views import Colour, Views
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Timeline, steps
+from vit_jax.optim.schedules import Ema
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpoints

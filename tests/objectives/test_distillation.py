@@ -17,6 +17,7 @@ from synthetic import Synthetic
 from vit_jax import pretrained, tree
 from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
+from vit_jax.durations import steps
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import DistillationToken
 from vit_jax.models.vit import VisionTransformer
@@ -25,7 +26,6 @@ from vit_jax.objectives import mixing
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.distillation import Teacher, distillation
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import steps
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpoints

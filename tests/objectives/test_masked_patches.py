@@ -11,7 +11,6 @@ from vit_jax import tree
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, NoPooling
 from vit_jax.models.resnet import Hybrid
-from vit_jax.models.tokens import FrozenTokens
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.masked_patches import (
   Colours,
@@ -21,6 +20,7 @@ from vit_jax.objectives.masked_patches import (
   draw,
   masked_patches,
 )
+from vit_jax.science.tokens import FrozenTokens
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (8, 16, 24, 3), np.uint8)  # 2 x 3 patches of 8

@@ -16,11 +16,11 @@ import optax
 import pytest
 
 from vit_jax import config, tree
-from vit_jax.models import names
+from vit_jax.durations import Timeline
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
-from vit_jax.optim.schedules import Timeline
 from vit_jax.parallel import sharding
+from vit_jax.zoo import names
 
 RULES = {
   'adafactor': functools.partial(optim.adafactor, min_dim_size_to_factor=2),

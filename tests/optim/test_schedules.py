@@ -5,16 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.optim.schedules import (
+from vit_jax.durations import (
   Duration,
-  Ema,
-  Schedule,
   Timeline,
   epochs,
   examples,
   fraction,
   steps,
 )
+from vit_jax.optim.schedules import Ema, Schedule
 
 # Durations.
 

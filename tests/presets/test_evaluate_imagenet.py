@@ -14,9 +14,9 @@ from preset_configs import ROOT, load_config
 
 from vit_jax import config as config_lib
 from vit_jax import tree
-from vit_jax.models import names
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
+from vit_jax.zoo import names
 
 sys.path.append(str(ROOT / 'tests' / 'data'))
 made_up = importlib.import_module('made_up')

@@ -19,8 +19,8 @@ from preset_configs import (
 
 from vit_jax import config as configs
 from vit_jax.config import resolve
-from vit_jax.models import names
 from vit_jax.tools.compile.step import lower
+from vit_jax.zoo import names
 
 
 def test_every_config_is_covered():

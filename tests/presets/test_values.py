@@ -5,7 +5,8 @@ import re
 import pytest
 from preset_configs import ROOT, VARIANTS, load_config, load_module
 
-from vit_jax.optim.schedules import Duration, Schedule, Timeline, epochs
+from vit_jax.durations import Duration, Timeline, epochs
+from vit_jax.optim.schedules import Schedule
 
 # Table 3: file and argument; epochs, learning rate, decay, weight decay,
 # dropout, clipping; steps in thousands for that many million images.

@@ -10,7 +10,7 @@ import optax
 import pytest
 from options import all_set
 
-from vit_jax.optim.schedules import Timeline, steps
+from vit_jax.durations import Timeline, steps
 from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
 from vit_jax.runs.checkpoint import Checkpointer, Checkpoints

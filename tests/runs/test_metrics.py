@@ -14,8 +14,9 @@ import pytest
 from processes import scalars
 
 from vit_jax import config
-from vit_jax.optim.schedules import Timeline, steps
-from vit_jax.runs import metrics, terminal
+from vit_jax.durations import Timeline, steps
+from vit_jax.io import terminal
+from vit_jax.runs import metrics
 from vit_jax.runs.metrics import Monitor, NonFiniteError, Writer, read_records
 from vit_jax.types import UserError
 
@@ -289,7 +290,7 @@ def test_a_terminal_shows_a_bar(capsys, monkeypatch):
 
 
 def test_a_full_stdout_does_not_end_a_run():
-  code = 'from vit_jax.runs import terminal as t; t.say("a"); t.heading("b"); '
+  code = 'from vit_jax.io import terminal as t; t.say("a"); t.heading("b"); '
   code += 't.table("c", ["d"], [["e"]]); t.sys.exit("the end")'
   command = ['sh', '-c', '"$0" -c "$1" >/dev/full', sys.executable, code]
   done = subprocess.run(command, capture_output=True)

@@ -19,11 +19,12 @@ from vit_jax.config import Provenance
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import Resize
+from vit_jax.durations import Timeline, steps
 from vit_jax.evals.evaluators import run as run_evaluator
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule, Timeline, steps
+from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.reports import confusion

@@ -8,10 +8,10 @@ from PIL import Image
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
-from vit_jax.models import names
 from vit_jax.models.layers import Normalize
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
+from vit_jax.zoo import names
 
 SHAPE = (32, 48, 3)  # 2 x 3 patches
 NAMES = ['cat', 'dog', 'owl', 'ant', 'bee', 'a, b']

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.models import names
 from vit_jax.tools import demo
 from vit_jax.tools.look import arrays
 from vit_jax.tools.predict import predict
+from vit_jax.zoo import names
 
 NAMES = ['cat', 'crane', 'owl', 'crane', 'a', 'b']  # a name occurs twice
 

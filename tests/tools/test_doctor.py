@@ -8,7 +8,8 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.runs import canary, environment
+from vit_jax.io import environment
+from vit_jax.runs import canary
 from vit_jax.tools import doctor
 
 ROOT = pathlib.Path(__file__).parents[2]

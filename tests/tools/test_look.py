@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from vit_jax import tree
-from vit_jax.models import names
 from vit_jax.models.axial import AxialViT
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d
@@ -19,6 +18,7 @@ from vit_jax.reports import embeddings
 from vit_jax.tools import predict
 from vit_jax.tools.look import __main__ as command
 from vit_jax.tools.look import arrays, figures
+from vit_jax.zoo import names
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 MIXER = functools.partial(names.create, 'Mixer-S/16', num_classes=2)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from vit_jax.runs.files import replacing, write_atomically
+from vit_jax.io.files import replacing, write_atomically
 from vit_jax.weights import files
 
 FILE = {

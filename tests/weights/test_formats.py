@@ -13,7 +13,6 @@ from small import equal, logits, random_weights, tiny
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize
-from vit_jax.models import names
 from vit_jax.models.layers import BlockOptions, Gelu, Normalize, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
@@ -22,6 +21,7 @@ from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import predict as predict_tool
 from vit_jax.weights import bundle, export, formats, surgery
+from vit_jax.zoo import names
 
 
 def make(size=(12, 12), **fields):

@@ -12,7 +12,7 @@ import scipy.ndimage
 from options import all_set
 
 from vit_jax import pretrained, tree
-from vit_jax.models import names, resample
+from vit_jax.models import resample
 from vit_jax.models.pooling import ClassToken, Mean
 from vit_jax.models.posemb import Learned
 from vit_jax.models.vit import VisionTransformer
@@ -21,6 +21,7 @@ from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.surgery import InitFrom
+from vit_jax.zoo import names
 
 SETTINGS = {'width': 8, 'depth': 2, 'mlp_dim': 12, 'num_heads': 2}
 

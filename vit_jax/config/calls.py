@@ -21,7 +21,7 @@ from vit_jax.config.values import (
   suggest,
   without_none,
 )
-from vit_jax.optim.schedules import UNITS, Duration
+from vit_jax.durations import UNITS, Duration
 
 # Arguments that a config cannot set.
 HIDDEN = ('workdir', 'provenance')

@@ -30,7 +30,7 @@ from vit_jax.config.values import (
   walk,
   with_tuples,
 )
-from vit_jax.optim.schedules import Duration
+from vit_jax.durations import Duration
 from vit_jax.types import PathLike, UserError
 
 
@@ -247,6 +247,7 @@ def run(
 # whoever wrote the file must not choose what runs here.
 TRUSTED_MODULES = (
   'vit_jax.models.',
+  'vit_jax.science.',
   'vit_jax.data.augment.',
   'vit_jax.data.transforms.',
 )

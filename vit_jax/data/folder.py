@@ -9,8 +9,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.data import image_files, tables
-from vit_jax.runs.files import PathLike
-from vit_jax.types import MACHINE, UserError
+from vit_jax.types import MACHINE, PathLike, UserError
 
 # Names of folders that are splits, not classes, in lower case.
 _SPLITS = {'train', 'training', 'val', 'valid', 'validation', 'dev'}

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data import image_files, tables
-from vit_jax.runs.files import PathLike
-from vit_jax.types import UserError
+from vit_jax.types import PathLike, UserError
 
 # Readers of files that are named themselves, by ending.
 _BUILDERS = {'.parquet': 'parquet', '.tar': 'webdataset', '.arrow': 'arrow'}

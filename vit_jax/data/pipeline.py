@@ -46,10 +46,10 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 
-from vit_jax.data import images, workers
+from vit_jax.data import images, views, workers
 from vit_jax.data.order import Order, Shuffled, Visits
 from vit_jax.data.transforms import Interpolation, sized
-from vit_jax.data.views import Source, Unlabelled, describe, stack_labels
+from vit_jax.data.views import Source, Unlabelled, stack_labels
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
@@ -140,10 +140,17 @@ class Data:
     arrays, label, *_ = reader.load(0, 0)
     return {**arrays, 'label': label}
 
+  def fingerprint(self) -> dict[str, Any]:
+    """Return {'source.NAME': JSON value}, which differ for other data."""
+    found = views.fingerprint(self.source)
+    return {f'source.{name}': value for name, value in found.items()}
+
   def name_skipped(self, indices: Iterable[int]) -> str:
     """Return a line that names skipped examples."""
     found = sorted(indices)
-    names = [describe(self.source, int(index)) for index in found[:_NAMED]]
+    names = [
+      views.describe(self.source, int(index)) for index in found[:_NAMED]
+    ]
     more = ', ...' * (len(found) > _NAMED)
     count = f'{len(found)} of {len(self.source)}'
     return f'Skipped {count} examples, unreadable: {", ".join(names)}{more}'
@@ -362,7 +369,7 @@ class _Reader:
 
   def _where(self, index):
     try:
-      what = describe(self._source, index)
+      what = views.describe(self._source, index)
     except Exception as error:  # the record itself may be damaged
       what = f'without a description ({error})'
     return f'example {index} of {self._name}, {what}'

@@ -12,8 +12,7 @@ from vit_jax.data.folder import Folder
 from vit_jax.data.hugging_face import FILES, HuggingFace
 from vit_jax.data.tfds import Tfds
 from vit_jax.data.views import Slice, Source
-from vit_jax.runs.files import PathLike
-from vit_jax.types import MACHINE, UserError
+from vit_jax.types import MACHINE, PathLike, UserError
 
 _READERS: dict[str, Callable[..., Any]] = {
   'folder': Folder,

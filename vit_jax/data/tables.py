@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.runs.files import PathLike
-from vit_jax.types import UserError
+from vit_jax.types import PathLike, UserError
 
 
 def read(path: PathLike) -> dict[str, list[str]]:

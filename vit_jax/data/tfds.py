@@ -10,8 +10,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data.views import stack_labels
-from vit_jax.runs.files import PathLike
-from vit_jax.types import MACHINE, UserError
+from vit_jax.types import MACHINE, PathLike, UserError
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
 _READ_AHEAD = 64  # records that labels() holds at a time; they contain images

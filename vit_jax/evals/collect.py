@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import Data
+from vit_jax.io import terminal
 from vit_jax.parallel import sharding
-from vit_jax.runs import terminal
 from vit_jax.types import Batch, Params, Preprocess
 
 # {name: [N, ...]}, a row for each example.

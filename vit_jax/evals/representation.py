@@ -12,7 +12,7 @@ from vit_jax.analysis import embeddings
 from vit_jax.data.views import View
 from vit_jax.evals.collect import SplitEvaluator
 from vit_jax.evals.knn import neighbours
-from vit_jax.runs import terminal
+from vit_jax.io import terminal
 from vit_jax.types import Batch, Params
 
 _PATCHES, _QUERIES, _NEAREST = 8, 10, 6  # images in the pictures

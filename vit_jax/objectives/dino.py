@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.durations import Duration, epochs
 from vit_jax.models.layers import GELU, matmul
 from vit_jax.objectives.views import OfViews, represent
-from vit_jax.optim.schedules import Duration, Schedule, epochs
+from vit_jax.optim.schedules import Schedule
 from vit_jax.types import (
   Batch,
   Count,

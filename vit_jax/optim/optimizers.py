@@ -24,7 +24,8 @@ import numpy as np
 import optax
 
 from vit_jax import tree
-from vit_jax.optim.schedules import Schedule, Timeline
+from vit_jax.durations import Timeline
+from vit_jax.optim.schedules import Schedule
 from vit_jax.types import (
   Count,
   Dtype,

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.runs.files import PathLike, is_local
+from vit_jax.io.files import is_local
+from vit_jax.types import PathLike
 
 _MIN_COMPILE_S = 0.2  # Programs that compile faster are not worth a file.
 _THRESHOLD = 'jax_persistent_cache_min_compile_time_secs'

@@ -26,8 +26,9 @@ import jax
 import numpy as np
 from etils import epath
 
+from vit_jax.io.files import write_atomically
 from vit_jax.reports import pictures
-from vit_jax.runs.files import PathLike, write_atomically
+from vit_jax.types import PathLike
 
 MISCLASSIFIED = (
   *('file', 'true_class', 'predicted_class'),

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.io import terminal
 from vit_jax.reports import pictures
 from vit_jax.reports.results import Results
-from vit_jax.runs import terminal
 
 
 @dataclasses.dataclass

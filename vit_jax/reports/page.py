@@ -22,11 +22,11 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config as configs
+from vit_jax.io.files import write_atomically
+from vit_jax.io.terminal import duration
 from vit_jax.reports import charts
 from vit_jax.reports.workdir import Workdir
-from vit_jax.runs.files import PathLike, write_atomically
-from vit_jax.runs.terminal import duration
-from vit_jax.types import UserError
+from vit_jax.types import PathLike, UserError
 
 NAME = 'report.html'
 # Metrics that a summary shows, best first; the rest is in tables.

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.runs.files import write_atomically
+from vit_jax.io.files import write_atomically
 
 
 def figure(num_panels: int) -> tuple[Any, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.io import terminal
 from vit_jax.reports import pictures, table
 from vit_jax.reports.results import Results, half_width
-from vit_jax.runs import terminal
 
 _MARKERS = 'os^Dv*'
 # Offset and alignment of the names of points, per line, so that names of

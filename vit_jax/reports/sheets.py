@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.reports import attention
-from vit_jax.runs.files import PathLike
+from vit_jax.types import PathLike
 
 
 def write_all(

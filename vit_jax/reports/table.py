@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from etils import epath
 
+from vit_jax.io import terminal
+from vit_jax.io.files import write_atomically
 from vit_jax.reports.results import Results, half_width
 from vit_jax.reports.workdir import Workdir
-from vit_jax.runs import terminal
-from vit_jax.runs.files import write_atomically
 from vit_jax.types import Natural
 
 

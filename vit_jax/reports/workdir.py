@@ -6,8 +6,8 @@ import re
 
 from etils import epath
 
-from vit_jax.runs.files import PathLike
 from vit_jax.runs.metrics import read_records
+from vit_jax.types import PathLike
 
 CAUTION = 'A tiny preset shows that everything runs: its numbers mean nothing.'
 

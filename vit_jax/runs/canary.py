@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.runs import environment
+from vit_jax.io import environment
 from vit_jax.types import Shape, UserError
 
 # Largest error (see `run`) that rounding explains, by the least accurate dtype

@@ -29,12 +29,13 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import tree
-from vit_jax.optim.schedules import Interval, Timeline, fraction
+from vit_jax.durations import Interval, Timeline, fraction
+from vit_jax.io import terminal
+from vit_jax.io.files import read_json
 from vit_jax.parallel import hosts
 from vit_jax.parallel.sharding import in_host_memory
-from vit_jax.runs import terminal, workdirs
-from vit_jax.runs.files import PathLike, read_json
-from vit_jax.types import Array, Count, UserError
+from vit_jax.runs import workdirs
+from vit_jax.types import Array, Count, PathLike, UserError
 
 # Odd numbers: multiplication by one is a bijection of 32-bit words.
 _GOLDEN, _MIX = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from vit_jax.io import terminal
 from vit_jax.parallel import sharding
-from vit_jax.runs import terminal
 from vit_jax.types import Model, UserError
 
 GIB = 2**30

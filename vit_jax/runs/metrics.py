@@ -27,12 +27,12 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax import tree
-from vit_jax.optim.schedules import Interval, Timeline, fraction
+from vit_jax.durations import Interval, Timeline, fraction
+from vit_jax.io import terminal
+from vit_jax.io.files import is_local, write_atomically
 from vit_jax.parallel.sharding import in_host_memory, replicated
-from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike, is_local, write_atomically
 from vit_jax.runs.writers import MetricsWriter
-from vit_jax.types import Metrics, PyTree, UserError
+from vit_jax.types import Metrics, PathLike, PyTree, UserError
 
 NAME = 'metrics.jsonl'
 _NOT_FINITE = ('NaN', 'Infinity', '-Infinity')

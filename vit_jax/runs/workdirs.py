@@ -33,11 +33,16 @@ import jax
 from etils import epath
 
 from vit_jax import config
-from vit_jax.data.pipeline import Data
-from vit_jax.data.views import fingerprint
+from vit_jax.io.files import is_local, read_json, write_atomically
 from vit_jax.parallel import hosts
-from vit_jax.runs.files import PathLike, is_local, read_json, write_atomically
-from vit_jax.types import HARMLESS, MACHINE, Preprocess, Shape, UserError
+from vit_jax.types import (
+  HARMLESS,
+  MACHINE,
+  PathLike,
+  Preprocess,
+  Shape,
+  UserError,
+)
 
 # Packages that compute, read or write something of a run.
 _PACKAGES = (
@@ -243,21 +248,24 @@ def basis_of(
     if not each.marks & {HARMLESS, MACHINE}
   }
   sources = dict(_sources(arguments or {}))
-  shared = {id(x): x for x in sources.values()}  # evaluators often share one
-  prints = {key: config.plain(fingerprint(x)) for key, x in shared.items()}
+  # Evaluators often share a source.
+  shared = {_identity(x): x for x in sources.values()}
+  prints = {x: config.plain(y.fingerprint()) for x, y in shared.items()}
   data = {
     f'{key}.{name}': value
     for key, source in sources.items()
-    for name, value in prints[id(source)].items()
+    for name, value in prints[_identity(source)].items()
   }
   return {'config': found, 'data': data}
 
 
+def _identity(source):
+  return id(getattr(source, 'source', source))
+
+
 def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
-  """Yield (key, object) of sources of data and of teachers."""
-  if isinstance(value, Data):
-    yield f'{key}.source', value.source
-  elif callable(getattr(type(value), 'fingerprint', None)):
+  """Yield (key, object) of data and of teachers, which have a fingerprint."""
+  if callable(getattr(type(value), 'fingerprint', None)):
     yield key, value
   elif isinstance(value, Mapping):
     for name, inner in value.items():

@@ -21,8 +21,9 @@ from typing import Any, Literal
 from etils import epath
 
 from vit_jax.config import walk
+from vit_jax.io.files import is_local
 from vit_jax.runs import workdirs
-from vit_jax.runs.files import PathLike, is_local
+from vit_jax.types import PathLike
 
 
 class MetricsWriter(typing.Protocol):

@@ -25,10 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike
+from vit_jax.io import terminal
 from vit_jax.tools import arguments, parsers
-from vit_jax.types import UserError
+from vit_jax.types import PathLike, UserError
 from vit_jax.weights import export, formats
 from vit_jax.weights.bundle import Weights
 

@@ -25,7 +25,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.data import images
-from vit_jax.models import names
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.runs import canary
@@ -33,6 +32,7 @@ from vit_jax.runs.canary import Check
 from vit_jax.step import init_state, train_step
 from vit_jax.tools import parsers
 from vit_jax.tree import flatten
+from vit_jax.zoo import names
 
 _PACKAGES = (
   *('vit_jax', 'jax', 'jaxlib', 'libtpu'),

@@ -30,12 +30,12 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.data import image_files
+from vit_jax.io import terminal
+from vit_jax.io.files import write_atomically
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
-from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.tools import arguments, parsers
-from vit_jax.types import Params, UserError
+from vit_jax.types import Params, PathLike, UserError
 from vit_jax.weights.bundle import Weights
 
 _ACTIVATIONS = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}

@@ -38,7 +38,7 @@ import numpy as np
 from vit_jax.data import images, tars, views, workers
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import resize
-from vit_jax.runs import terminal
+from vit_jax.io import terminal
 from vit_jax.tools import parsers
 from vit_jax.types import PathLike, UserError
 

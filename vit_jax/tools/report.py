@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import jax
 
+from vit_jax.io import terminal
 from vit_jax.reports import page
 from vit_jax.reports.workdir import Workdir
-from vit_jax.runs import terminal
 from vit_jax.tools import parsers
 
 

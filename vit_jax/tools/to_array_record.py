@@ -10,8 +10,8 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from vit_jax.runs import terminal
-from vit_jax.runs.files import replacing, write_atomically
+from vit_jax.io import terminal
+from vit_jax.io.files import replacing, write_atomically
 from vit_jax.tools import parsers
 from vit_jax.types import UserError
 

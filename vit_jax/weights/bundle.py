@@ -248,3 +248,11 @@ def with_table(weights: Weights) -> Weights:
     weights.notes.append('  positions written as a table, which is learned')
   model = model.clone(posemb=positions)
   return dataclasses.replace(weights, model=model, params=params)
+
+
+def build(weights: Weights) -> tuple[Any, dict[str, Any]]:
+  """Return (model, nested parameters on the default device)."""
+  model, params = weights.model, weights.params
+  if isinstance(model, Classifier) and getattr(model, 'scan', False):
+    params = tree.stack_blocks(params)
+  return model, tree.unflatten(jax.device_put(params))

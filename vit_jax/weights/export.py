@@ -16,9 +16,8 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from vit_jax import pretrained
 from vit_jax.types import UserError
-from vit_jax.weights import formats
+from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
@@ -49,7 +48,7 @@ def stablehlo(
       f'The parameters take {size / 1e9:.1f} GB; a file of jax.export holds '
       'at most 2 GB. Convert to another format.'
     )
-  model, params = pretrained.build(weights)
+  model, params = bundle.build(weights)
   if hasattr(model, 'attention'):  # fused kernels run on one platform only
     model = model.clone(attention='einsum')
 

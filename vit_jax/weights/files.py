@@ -21,8 +21,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.runs.files import PathLike, is_local, read_json, replacing
-from vit_jax.types import FlatParams, UserError
+from vit_jax.io.files import is_local, read_json, replacing
+from vit_jax.types import FlatParams, PathLike, UserError
 
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'

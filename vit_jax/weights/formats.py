@@ -23,12 +23,11 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config, tree
-from vit_jax.models import published
+from vit_jax.io.files import read_json, write_atomically
 from vit_jax.models.layers import Classifier, as_pair
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
-from vit_jax.runs.files import PathLike, read_json, write_atomically
-from vit_jax.types import UserError
+from vit_jax.types import PathLike, UserError
 from vit_jax.weights import (
   bundle,
   family,
@@ -39,6 +38,7 @@ from vit_jax.weights import (
   timm,
 )
 from vit_jax.weights.bundle import Weights
+from vit_jax.zoo import published
 
 _WRITERS: dict[str, Any] = {'npz': npz, 'timm': timm, 'hf': huggingface}
 _READERS = {'original': original} | _WRITERS  # the first that fits

@@ -18,13 +18,13 @@ from vit_jax import tree
 from vit_jax.models import resample
 from vit_jax.models.posemb import PositionEmbedding
 from vit_jax.models.resample import Method
-from vit_jax.runs.files import PathLike
 from vit_jax.types import (
   Count,
   FlatParams,
   Model,
   Natural,
   Params,
+  PathLike,
   PathRule,
   UserError,
 )

@@ -22,8 +22,8 @@ from absl import app, flags, logging
 
 from vit_jax import config
 from vit_jax import main as program
-from vit_jax.runs import terminal
-from vit_jax.runs.files import write_atomically
+from vit_jax.io import terminal
+from vit_jax.io.files import write_atomically
 from vit_jax.tools.compile import report, step
 from vit_jax.types import UserError
 

@@ -6,8 +6,9 @@ core of TPU v2 and v3, which have two per chip. Unknown numbers are None.
 
 from typing import Any, NamedTuple
 
+from vit_jax.io import terminal
 from vit_jax.models.pallas_attention import lanes_per_head
-from vit_jax.runs import metrics, terminal
+from vit_jax.runs import metrics
 from vit_jax.runs.compiled import GIB
 from vit_jax.tools.compile.hlo import Costs, costs
 

@@ -18,7 +18,7 @@ from jax.experimental import topologies
 
 from vit_jax import config as configs
 from vit_jax.analysis import flops
-from vit_jax.optim.schedules import Timeline
+from vit_jax.durations import Timeline
 from vit_jax.parallel import sharding
 from vit_jax.runs.compiled import GIB, batch_shapes
 from vit_jax.tools.compile import report

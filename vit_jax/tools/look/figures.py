@@ -12,8 +12,8 @@ import numpy as np
 from vit_jax.analysis import embeddings as principal
 from vit_jax.data import image_files
 from vit_jax.data.transforms import scale
+from vit_jax.io import terminal
 from vit_jax.reports import attention, embeddings
-from vit_jax.runs import terminal
 from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models import names
 from vit_jax.models.layers import Gelu, SwiGlu
 from vit_jax.models.pooling import Map, Mean
 from vit_jax.types import FlatParams
@@ -22,6 +21,7 @@ from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families.timm_cnn import backbone_keys
 from vit_jax.weights.family import Config, Family
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
+from vit_jax.zoo import names
 
 _POSITIONS = (
   'cls_pos_embedding|dist_pos_embedding|registers_pos_embedding|pos_embedding'

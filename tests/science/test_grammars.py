@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.data.embedded.grammars import Grammar
+from vit_jax.science.grammars import Grammar
 
 
 def sentence(i, **options):

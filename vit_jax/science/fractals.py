@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from vit_jax.runs import terminal
-from vit_jax.runs.files import write_atomically
+from vit_jax.io import terminal
+from vit_jax.io.files import write_atomically
 from vit_jax.types import Count, Expect, Positive, Seed
 
 NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors

@@ -9,8 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.types import PathLike as PathLike
-from vit_jax.types import UserError
+from vit_jax.types import PathLike, UserError
 
 
 def is_local(path: PathLike) -> bool:

@@ -1,26 +1,18 @@
-r"""Models by name, ours and timm's.
+"""Models by name, ours and timm's.
 
     names.create('R50+ViT-B/16', num_classes=10)
     names.create('vit_base_patch16_224', num_classes=10)  # ViT-B/16
-
-  python -m vit_jax.models.names                       all listed names
-  python -m vit_jax.models.names 'patch16*384'         those with this text
-  python -m vit_jax.models.names dinov3                published weights
-  python -m vit_jax.models.names ViT-B/16 --summary    modules of a model
 
 The names of timm are those of families that a model here can represent. Image
 sizes in them are ignored, and so are training sets (after the dot).
 """
 
-import argparse
 import difflib
-import fnmatch
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from vit_jax.config import resolve
-from vit_jax.models import published
 from vit_jax.types import UserError
 
 VIT = 'vit_jax.models.vit.VisionTransformer'
@@ -134,7 +126,7 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   raise UserError(
     f'There is no model named {name!r}. Similar names: '
     f'{", ".join(known[x] for x in near)}. '
-    '`python -m vit_jax.models.names` lists all.'
+    '`python -m vit_jax.tools.names` lists all.'
   )
 
 
@@ -233,61 +225,3 @@ _PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
   rf'resnetv2_(?P<depth>{_DEPTHS}){_FACTOR}_bit': _resnet,
   rf'mixer_(?P<size>[sblh])(?P<patch>\d+){_PIXELS}': _mixer,
 }
-
-
-def _table(text):
-  pattern = re.compile(fnmatch.translate(f'*{text}*'), re.IGNORECASE)
-  rows = [
-    f'{name:<16}{" ".join(others)}'.strip()
-    for name, others in models().items()
-    if any(pattern.match(x) for x in (name, *others))
-  ]
-  ours = '\n'.join(['name            also (in timm)', *rows]) if rows else ''
-  found = '\n\n'.join(filter(None, (ours, published.table(text))))
-  if not found:
-    raise UserError(f'No name contains {text!r}.')
-  return found
-
-
-def _summary(name, image_size):
-  import jax  # the table does not need it
-  import jax.numpy as jnp
-
-  from vit_jax.analysis import flops
-
-  in_name = re.search(r'_(\d{3})(?:\.|$)', name)  # vit_base_patch16_384
-  size = image_size or int(in_name[1] if in_name else 224)
-  model = create(name, num_classes=1000)
-  if hasattr(model, 'scan'):  # all layers share a row
-    model = model.clone(scan=True)
-  images = jnp.zeros((1, size, size, 3))
-  console = {'width': 120, 'color_system': None}
-  text = model.tabulate(
-    jax.random.key(0), images, depth=2, console_kwargs=console
-  )
-  count = flops.forward(model, jax.typeof(images)) / 1e9
-  return f'{size}x{size} pixels\n{text}\n{count:,.3f} GFLOPs for one image.'
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.models.names',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  add = parser.add_argument
-  add('name', nargs='?', default='', help='a name or, in a list, part of it')
-  add('--summary', action='store_true', help='shapes, parameters and FLOPs')
-  add('--image_size', type=int, help='pixels (those in the name, or 224)')
-  args = parser.parse_args(argv)
-  try:
-    if args.summary:
-      print(_summary(args.name, args.image_size))
-    else:
-      print(_table(args.name))
-  except UserError as error:
-    parser.exit(1, f'{error}\n')
-
-
-if __name__ == '__main__':
-  main()

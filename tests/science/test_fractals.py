@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from vit_jax.data.embedded import fractals
+from vit_jax.science import fractals
 
 _SMALL = dict(num_classes=4, images_per_class=3, image_size=16)
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import jax
 import rich.console
 import rich.progress
 import rich.rule
@@ -120,7 +119,10 @@ def console(**kwargs: Any) -> rich.console.Console:
   if 'ipykernel' in sys.modules:
     # A notebook's stdout claims to be a terminal, but bars would fill the page.
     kwargs |= {'force_jupyter': False, 'force_terminal': False}
-  return rich.console.Console(quiet=jax.process_index() != 0, **kwargs)
+  # A process that has not loaded jax, such as one that reads data, is alone.
+  jax = sys.modules.get('jax')
+  is_first = jax is None or jax.process_index() == 0
+  return rich.console.Console(quiet=not is_first, **kwargs)
 
 
 def table(

@@ -7,11 +7,11 @@ from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
-from vit_jax.evals.gradients import StableRank
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.parallel import sharding
+from vit_jax.science.gradients import StableRank
 
 
 @pytest.mark.parametrize('scan', [False, True])
