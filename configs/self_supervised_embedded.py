@@ -155,7 +155,7 @@ def crop(config):
     'antialias': False,
   }
   config.data.transforms = (common.make('data.transforms.MultiCrop', **crops),)
-  colour = common.make('objectives.views.Colour', flip=0.0)
+  colour = common.make('objectives.colours.Colour', flip=0.0)
   config.objective.views = {'globals': (colour,), 'local': colour}
 
 

@@ -26,8 +26,6 @@ TABLE = (pathlib.Path(__file__).parents[1] / 'CONTRIBUTING.md').read_text()
 
 MINE = '''
 import dataclasses
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -36,6 +34,7 @@ import optax
 
 from vit_jax.data import pipeline
 from vit_jax.models import pooling, posemb
+from vit_jax.objectives.wrapper import Wrapper
 from vit_jax.weights.keymap import linear
 
 class Net(nn.Module):
@@ -171,16 +170,19 @@ class Seen:
       'classes': jnp.asarray(self.net.num_classes),
     }
 
-def scaled(model, *, preprocess, objective, factor):
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Scaled(Wrapper):
   """Objective that wraps an objective."""
+
+  factor: float
+
+  def __call__(self, params, batch, rng, context):
+    loss, metrics = self.inner(params, batch, rng, context)
+    return self.factor * loss, metrics | {'scaled': self.factor * loss}
+
+def scaled(model, *, preprocess, objective, factor):
   inner = objective(model, preprocess=preprocess)
-
-  @functools.wraps(inner)
-  def loss_fn(params, batch, rng):
-    loss, metrics = inner(params, batch, rng)
-    return factor * loss, metrics | {'scaled': factor * loss}
-
-  return loss_fn
+  return Scaled(inner=inner, factor=factor)
 
 def brier(model, *, preprocess):
   """Objective: squared error of the probabilities."""

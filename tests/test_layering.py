@@ -18,8 +18,8 @@ FLOORS = (
   {'objectives', 'pretrained', 'main', 'study', 'science'},
   {'weights', 'reports'},
   {'runs', 'zoo'},
-  {'config', 'data', 'optim', 'parallel'},
-  {'analysis', 'durations', 'io', 'models', 'step', 'tree'},
+  {'config', 'data', 'optim', 'parallel', 'step'},
+  {'analysis', 'durations', 'io', 'models', 'tree'},
   {'types'},
 )
 GROUND = {'durations', 'io', 'tree', 'types'}

@@ -24,11 +24,13 @@ from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.posemb import PositionEmbedding, SinCos2d
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import classification
+from vit_jax.objectives.wrapper import Wrapper
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpoints
-from vit_jax.types import LossFn, Metrics, Model, Params, Preprocess
+from vit_jax.step import Context
+from vit_jax.types import LossFn, Model, Params, Preprocess
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.surgery import InitFrom
@@ -58,19 +60,28 @@ class Darker:
     return (image * (self.factor * rng.random())).astype(np.uint8)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Scaled(Wrapper):
+  """An objective that wraps an objective."""
+
+  factor: float
+
+  def __call__(
+    self,
+    params: Params,
+    batch: Mapping[str, jax.Array],
+    rng: jax.Array,
+    context: Context = Context(),
+  ) -> Any:
+    loss, metrics, *_ = self.inner(params, batch, rng, context)
+    return self.factor * loss, metrics
+
+
 def scaled(
   model: Model, *, preprocess: Preprocess, objective: Any, factor: float
-) -> LossFn:
-  """An objective that wraps an objective."""
-  inner: LossFn = objective(model, preprocess=preprocess)
-
-  def loss_fn(
-    params: Params, batch: Mapping[str, jax.Array], rng: jax.Array
-  ) -> tuple[jax.Array, Metrics]:
-    loss, metrics = inner(params, batch, rng)
-    return factor * loss, metrics
-
-  return loss_fn
+) -> Scaled:
+  inner = objective(model, preprocess=preprocess)
+  return Scaled(inner=inner, factor=factor)
 
 
 class Largest:

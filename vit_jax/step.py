@@ -1,14 +1,24 @@
-"""One training step; train.py has the rest of a run."""
+"""One training step, and what it asks of an objective; train.py has a run."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.types import Batch, LossFn, Metrics, Model, Params
+from vit_jax.durations import Timeline
+from vit_jax.types import (
+  Array,
+  Batch,
+  LossFn,
+  Metrics,
+  Model,
+  Outputs,
+  Params,
+  UserError,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -21,12 +31,112 @@ class TrainState:
   opt_state: Any
   rng: jax.Array  # typed key; each step folds its number into it
   ema: Params | None = None  # EMA of the parameters, see optim/schedules.py
-  carried: Any = None  # what the objective keeps, see types.py
+  carried: Any = None  # what the objective keeps, see Objective
 
   @property
   def eval_params(self) -> Params:
     """Parameters that evaluators see: the EMA if there is one."""
     return self.params if self.ema is None else self.ema
+
+
+class Context(NamedTuple):
+  """What an objective may use of a run, besides parameters and batch.
+
+  Attributes:
+    step: number of updates done.
+    ema: EMA of the parameters; None: the run has none.
+    carried: what the objective returned in the last step.
+    teacher: parameters of the objective's teacher.
+  """
+
+  step: Any = 0
+  ema: Any = None
+  carried: Any = None
+  teacher: Any = None
+
+
+class Objective:
+  """A loss of a model, made by a factory (model, *, preprocess) -> Objective.
+
+  A frozen dataclass that inherits from it needs kw_only=True, and fields
+  without a default must not have the name of an attribute below.
+
+  Attributes:
+    activation: converts logits to probabilities: 'softmax' or 'sigmoid'.
+    whole_batch: whether the loss is not a mean over micro-batches.
+    teacher: an objectives.distillation.Teacher; None: no parameters of another
+      model are an argument of the step.
+    ema_weight: function step -> weight of the EMA, see optim.schedules.Ema;
+      None: the run decides whether there is an EMA.
+  """
+
+  activation: str = 'softmax'
+  whole_batch: bool = False
+  teacher: Any = None
+  ema_weight: Callable[[jax.Array], Any] | None = None
+
+  def __call__(
+    self,
+    params: Params,
+    batch: Batch,
+    rng: jax.Array,
+    context: Context = Context(),
+  ) -> Outputs:
+    """Return (mean loss, metrics), and what the next context carries."""
+    raise NotImplementedError
+
+  def of_run(self, timeline: Timeline) -> 'Objective':
+    """Return the objective for a run with this timeline."""
+    return self
+
+  def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
+    """Return params['objective'], which no reader of the weights sees."""
+    return {}
+
+  def carried(self) -> Any:
+    """Return what the first context carries: arrays, means over the batch."""
+    return None
+
+  def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
+    """Return a changed whole batch, before it is cut into micro-batches."""
+    return batch
+
+  def pictures(
+    self, params: Params, batch: Batch, rng: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Return {title: uint8 [n, k, H, W, C]}: n rows of k images of a batch."""
+    return {}
+
+
+class Labelled(Objective):
+  """An objective that compares logits with labels, and has no parameters."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function(Labelled):
+  """The objective of a function (params, batch, rng) -> (loss, metrics)."""
+
+  fn: LossFn
+
+  def __call__(
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
+    return self.fn(params, batch, rng)
+
+
+def as_objective(loss_fn: LossFn) -> Objective:
+  """Return an Objective as it is, and a function as an Objective."""
+  if isinstance(loss_fn, Objective):
+    return loss_fn
+  if own := sorted(_NAMES & {*dir(loss_fn)}):
+    raise UserError(
+      f'{type(loss_fn).__name__} has {", ".join(own)}, but is no Objective. '
+      'Inherit from vit_jax.step.Objective.'
+    )
+  return Function(loss_fn)
+
+
+_NAMES = {name for name in vars(Objective) if not name.startswith('_')}
 
 
 def train_step(
@@ -44,7 +154,7 @@ def train_step(
     state: TrainState.
     batch: tree of arrays [B, ...].
     *teacher: parameters of the teacher, if `loss_fn` has one.
-    loss_fn: (params, batch, rng) -> (mean loss, metrics); see types.LossFn.
+    loss_fn: (params, batch, rng) -> (mean loss, metrics); see Objective.
     tx: optax transformation.
     accum_steps: number of micro-batches that a batch is cut into, to save
       memory; the result is the gradient of the whole batch.
@@ -54,21 +164,25 @@ def train_step(
     (TrainState, {name: scalar}); 'grad_norm' is the global norm of all
     gradients before clipping, frozen parameters included.
   """
+  objective = as_objective(loss_fn)
   rng = jax.random.fold_in(state.rng, state.step)
-  if prepare := getattr(loss_fn, 'prepare', None):
-    batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))  # its own key
-  grad_fn = accumulate(jax.grad(loss_fn, has_aux=True), accum_steps)
-  if getattr(loss_fn, 'takes_state', False):
-    teacher = (state,)
-  grads, metrics = grad_fn(state.params, batch, rng, *teacher)
+  batch = objective.prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
+  context = Context(state.step, state.ema, state.carried, *teacher)
+
+  def loss(params, batch, rng):
+    value, *aux = objective(params, batch, rng, context)
+    return value, aux
+
+  grad_fn = accumulate(jax.grad(loss, has_aux=True), accum_steps)
+  grads, (metrics, *carried) = grad_fn(state.params, batch, rng)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   ema = state.ema
   if ema_weight is not None:
     ema = optax.incremental_update(params, ema, ema_weight(state.step))
   metrics |= {'grad_norm': optax.tree.norm(grads)}
-  carried = metrics.pop('carried', None)
-  state = TrainState(state.step + 1, params, opt_state, state.rng, ema, carried)
+  fixed = params, opt_state, state.rng, ema
+  state = TrainState(state.step + 1, *fixed, *carried)
   return state, metrics
 
 
@@ -79,7 +193,7 @@ def accumulate(
   if accum_steps == 1:
     return grad_fn
 
-  def accumulated(params, batch, rng, *teacher):
+  def accumulated(params, batch, rng):
     # Micro-batch m takes every accum_steps-th example, so that each device
     # keeps working on the examples that it has.
     micro = jax.tree.map(
@@ -88,11 +202,11 @@ def accumulate(
     rngs = jax.random.split(rng, accum_steps)
 
     def add(sums, micro_batch_and_rng):
-      out = grad_fn(params, *micro_batch_and_rng, *teacher)
+      out = grad_fn(params, *micro_batch_and_rng)
       return jax.tree.map(jnp.add, sums, out), None
 
     first = jax.tree.map(lambda x: x[0], (micro, rngs))
-    shapes = jax.eval_shape(grad_fn, params, *first, *teacher)
+    shapes = jax.eval_shape(grad_fn, params, *first)
     zeros = jax.tree.map(jnp.zeros_like, shapes)
     sums, _ = jax.lax.scan(add, zeros, (micro, rngs))
     return jax.tree.map(lambda x: x / accum_steps, sums)
@@ -112,13 +226,13 @@ def init_state(
   """Return the TrainState of a freshly initialised model.
 
   `images` describes a batch of float images. An EMA starts at the parameters.
-  `loss_fn` may add parameters and what it carries, see types.py.
+  `loss_fn` may add parameters and what it carries, see Objective.
   """
   init_rng, train_rng = jax.random.split(rng)
   example = jnp.zeros(images.shape, images.dtype)
   params = model.init(init_rng, example)['params']
-  if init := getattr(loss_fn, 'init', None):
-    more = init(jax.random.fold_in(init_rng, 1), images)
+  objective = as_objective(loss_fn) if loss_fn else Objective()
+  if more := objective.init(jax.random.fold_in(init_rng, 1), images):
     params = {**params, 'objective': more}
   return TrainState(
     step=jnp.zeros((), jnp.int32),
@@ -126,5 +240,5 @@ def init_state(
     opt_state=tx(params).init(params),
     rng=train_rng,
     ema=jax.tree.map(jnp.copy, params) if ema else None,
-    carried=getattr(loss_fn, 'carried', lambda: None)(),
+    carried=objective.carried(),
   )

@@ -30,15 +30,15 @@ from vit_jax.reports import confusion, page, sheets
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging, Monitor, Stopwatch, check_finite
+from vit_jax.step import Objective, as_objective, init_state, train_step
 from vit_jax.step import TrainState as TrainState
-from vit_jax.step import init_state, train_step
 from vit_jax.types import (
   HARMLESS,
   Count,
   KeySeed,
   LossFn,
+  MakeObjective,
   Model,
-  Objective,
   Params,
   PathLike,
   Preprocess,
@@ -73,7 +73,7 @@ def train(
   *,
   model: Model | functools.partial[Model],
   data: Data,
-  objective: Objective,
+  objective: MakeObjective,
   optimizer: Optimizer,
   schedule: Schedule,
   total: Interval,
@@ -165,17 +165,17 @@ def train(
   )
   model = choose(described, images)
   loss_fn = make_loss(objective, model, preprocess, timeline)
-  if ema and hasattr(loss_fn, 'ema_weight'):
+  if ema and loss_fn.ema_weight:
     raise UserError(
       f'ema={ema}, but the teacher of this objective is an EMA with a momentum '
       'of its own. Leave ema out, and set --config.objective.momentum.'
     )
-  if accum_steps > 1 and getattr(loss_fn, 'whole_batch', False):
+  if accum_steps > 1 and loss_fn.whole_batch:
     raise UserError(
       f'accum_steps={accum_steps}, but the loss of this objective compares all '
       'images of a batch. Leave accum_steps out, and use a smaller batch.'
     )
-  teacher: Any = getattr(loss_fn, 'teacher', None)
+  teacher = loss_fn.teacher
   teacher_shapes = []
   if teacher is not None:
     evaluators_lib.check_class_names(
@@ -254,10 +254,10 @@ def train(
       transforms=next(filter(None, transforms), None),
       image_shape=image_shape,
       class_names=class_names,
-      activation=getattr(loss_fn, 'activation', 'softmax'),
+      activation=loss_fn.activation,
     )
 
-    if hasattr(loss_fn, 'init'):  # more than one pass over each image
+    if 'objective' in state.params:  # more than one pass over each image
       flops_per_step = compiled.reuse(flops.count, step_fn, *shapes)
     else:
       flops_per_image = compiled.reuse(flops.forward, model, images)
@@ -362,10 +362,8 @@ def _evaluate(evaluators, step, state, monitor):
 
 def _draw(loss_fn, evaluators, state, batch, mesh):
   """Return {title: rows of images} of the objective and the evaluators."""
-  drawn = {}
-  if pictures := getattr(loss_fn, 'pictures', None):
-    pictures = jax.jit(pictures, out_shardings=layout.replicated(mesh))
-    drawn |= jax.device_get(pictures(state.params, batch, state.rng))
+  pictures = jax.jit(loss_fn.pictures, out_shardings=layout.replicated(mesh))
+  drawn = jax.device_get(pictures(state.params, batch, state.rng))
   for evaluator in evaluators.values():
     if pictures := getattr(evaluator, 'pictures', None):
       drawn |= pictures(state.eval_params)
@@ -373,13 +371,14 @@ def _draw(loss_fn, evaluators, state, batch, mesh):
 
 
 def make_loss(
-  objective: Objective, model: Model, preprocess: Preprocess, timeline: Timeline
-) -> Any:
-  """Return the LossFn of a run, which may follow its timeline."""
-  loss_fn: Any = compiled.reuse(objective, model, preprocess=preprocess)
-  if hasattr(loss_fn, 'timeline'):
-    loss_fn = dataclasses.replace(loss_fn, timeline=timeline)
-  return loss_fn
+  objective: MakeObjective,
+  model: Model,
+  preprocess: Preprocess,
+  timeline: Timeline,
+) -> Objective:
+  """Return the objective of a run, which may follow its timeline."""
+  made = compiled.reuse(objective, model, preprocess=preprocess)
+  return as_objective(made).of_run(timeline)
 
 
 def make_step(
@@ -400,7 +399,7 @@ def make_step(
   described only, to compile for them. `make_tx` makes the optax transformation
   for parameters; rules of None are `sharding.rules_for(mesh)`.
   """
-  ema_weight = getattr(loss_fn, 'ema_weight', ema_weight)
+  ema_weight = as_objective(loss_fn).ema_weight or ema_weight
   init = functools.partial(
     init_state,
     model=model,

@@ -124,29 +124,11 @@ Metrics = dict[str, JaxArray]  # scalars
 # Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
 # images of the same shape.
 Preprocess = Callable[[Any], JaxArray]
-# (params, batch, rng) -> (mean loss, metrics). It may have these attributes:
-# `activation` converts logits to probabilities: 'softmax' or 'sigmoid';
-# `compare` is a function (logits, labels) -> (loss, metrics) that gives the
-# loss; one that wraps another objective must not have it;
-# `prepare` is a function (batch, rng) -> batch that `train_step` applies to the
-# whole batch, before it is cut into micro-batches;
-# `teacher` is an objectives.distillation.Teacher, whose parameters the LossFn
-# then takes as its fourth argument.
-# Objectives without labels may also have these:
-# `init` is a function (rng, images) -> params, which only training needs; they
-# are params['objective'], and no reader of the run's weights sees them;
-# `takes_state`: the fourth argument is the TrainState; `carried` is a function
-# () -> arrays that its `carried` starts with, and the metric 'carried' (a mean
-# over the batch) is the next;
-# `ema_weight` is a function step -> weight of the EMA, instead of optim.Ema's;
-# `timeline` is set to that of the run;
-# `whole_batch`: the loss is not a mean over micro-batches;
-# `pictures` is a function (params, batch, rng) -> {title: uint8 [n, k, H, W,
-# C]}, n rows of k images of a batch, for the end of a run.
-LossFn = Callable[..., tuple[JaxArray, Metrics]]
-# (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
-# objective.
-Objective = Callable[..., LossFn]
+# (params, batch, rng) -> (mean loss, metrics); see step.Objective.
+Outputs = tuple[JaxArray, Metrics] | tuple[JaxArray, Metrics, Any]
+LossFn = Callable[..., Outputs]
+# (model, *, preprocess) -> LossFn; one that wraps another takes that, too.
+MakeObjective = Callable[..., LossFn]
 
 
 class Model(Protocol):

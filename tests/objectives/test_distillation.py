@@ -31,6 +31,7 @@ from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging
 from vit_jax.runs.workdirs import ChangedRunError
+from vit_jax.step import Context
 from vit_jax.train import make_step, train
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
@@ -92,6 +93,10 @@ def of_teacher(teacher):
   return teacher.load(teacher.abstract_params(mesh))
 
 
+def context_of(loss_fn):
+  return Context(teacher=of_teacher(loss_fn.teacher))
+
+
 def predict(teacher, student=MODEL):
   teacher.open(student)
   return teacher(of_teacher(teacher), BATCH['image'])
@@ -144,9 +149,7 @@ def test_loss_of_models(teacher_file, student, fields):
     **fields,
   )
   params = tree.unflatten(mine.params)
-  loss, metrics = jax.jit(loss_fn)(
-    params, BATCH, KEY, of_teacher(loss_fn.teacher)
-  )
+  loss, metrics = jax.jit(loss_fn)(params, BATCH, KEY, context_of(loss_fn))
   names = ('logits', 'logits')
   if student is TWO_HEADS:
     names = ('class_logits', 'distillation_logits')
@@ -191,7 +194,10 @@ def test_without_weight_the_loss_and_gradient_are_those_of_the_objective(
   )
   found, expected = (
     jax.jit(jax.value_and_grad(f, has_aux=True))(params, BATCH, KEY, *more)
-    for f, more in ((wrapped, (of_teacher(wrapped.teacher),)), (plain, ()))
+    for f, more in (
+      (wrapped, (context_of(wrapped),)),
+      (plain, ()),
+    )
   )
   np.testing.assert_allclose(found[0][0], expected[0][0], rtol=1e-6)
   jax.tree.map(
@@ -223,7 +229,7 @@ def test_the_teacher_sees_mixed_images(teacher_file):
   )
   weights = make_weights(MODEL, seed=2)
   params = tree.unflatten(weights.params)
-  loss, _ = outer(params, BATCH, KEY, of_teacher(outer.teacher))
+  loss, _ = outer(params, BATCH, KEY, context_of(outer))
   images = BATCH['image'].astype(np.float32)
   images = (images + np.roll(images, 4, axis=0)) / 2
   targets = logits_of(formats.read(teacher_file), images)

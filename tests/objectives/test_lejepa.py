@@ -19,8 +19,8 @@ from vit_jax.durations import steps
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import lejepa
+from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
-from vit_jax.objectives.views import Colour, Views
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
 from vit_jax.step import TrainState, train_step

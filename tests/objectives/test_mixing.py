@@ -55,7 +55,6 @@ def seen(model, *, preprocess):
     assert set(batch) == {'image', 'label'}
     return batch['image'], batch['label']
 
-  loss_fn.activation = 'sigmoid'
   return loss_fn
 
 

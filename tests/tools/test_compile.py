@@ -17,6 +17,7 @@ from absl.testing import flagsaver
 
 from vit_jax import config as configs
 from vit_jax import main as program
+from vit_jax.step import Objective
 from vit_jax.tools.compile import __main__ as command_line
 from vit_jax.tools.compile import report, step
 from vit_jax.tools.compile.hlo import costs, num_bytes
@@ -239,7 +240,7 @@ def test_what_cannot_be_compiled(changes, options, message):
 
 
 @dataclasses.dataclass(frozen=True)
-class OfViews:
+class OfViews(Objective):
   """Objective of two global and three local views of each image."""
 
   model: Any
@@ -250,7 +251,10 @@ class OfViews:
   def init(self, rng, images):
     return {'scale': jnp.ones(())}
 
-  def __call__(self, params, batch, rng):
+  def of_run(self, timeline):
+    return dataclasses.replace(self, timeline=timeline)
+
+  def __call__(self, params, batch, rng, context):
     assert batch['image'].shape == (16, 2, 8, 12, 3)
     assert batch['local'].shape == (16, 3, 4, 4, 3)
     assert self.timeline.total_steps > 0

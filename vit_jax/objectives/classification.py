@@ -1,19 +1,24 @@
-"""Supervised classification: objectives, i.e. factories of a `types.LossFn`.
+"""Supervised classification: softmax and sigmoid cross-entropy.
 
 Its batch is {'image': uint8 [B, H, W, C], 'label': int32 [B] or float32
 [B, K]}, and its loss the mean over the batch.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax.step import Context, Labelled
 from vit_jax.types import (
   Array,
-  LossFn,
+  Batch,
+  Metrics,
   Model,
   NonNegative,
+  Outputs,
+  Params,
   Preprocess,
   Rate,
 )
@@ -25,7 +30,7 @@ def softmax_xent(
   preprocess: Preprocess,
   label_smoothing: Rate = 0.0,
   class_weights: Sequence[NonNegative] | None = None,
-) -> LossFn:
+) -> 'CrossEntropy':
   """Return the softmax cross-entropy, the paper's loss for fine-tuning.
 
   Args:
@@ -44,7 +49,9 @@ def softmax_xent(
       softmax_loss(logits, targets), labels, logits, class_weights
     )
 
-  return _loss_fn(model, preprocess, compare, 'softmax')
+  return CrossEntropy(
+    model=model, preprocess=preprocess, compare=compare, activation='softmax'
+  )
 
 
 def sigmoid_xent(
@@ -55,7 +62,7 @@ def sigmoid_xent(
   class_weights: Sequence[NonNegative] | None = None,
   threshold: Rate | None = None,
   mean_over_classes: bool = False,
-) -> LossFn:
+) -> 'CrossEntropy':
   """Return the sigmoid cross-entropy, by default summed over classes.
 
   The paper does not name its pre-training loss. The ViT configs of big_vision
@@ -80,7 +87,9 @@ def sigmoid_xent(
     divisor = num_classes if mean_over_classes else 1
     return _loss_and_metrics(losses, labels, logits, class_weights, divisor)
 
-  return _loss_fn(model, preprocess, compare, 'sigmoid')
+  return CrossEntropy(
+    model=model, preprocess=preprocess, compare=compare, activation='sigmoid'
+  )
 
 
 def softmax_loss(logits: Array, targets: Array) -> jax.Array:
@@ -119,18 +128,22 @@ def _loss_and_metrics(losses, labels, logits, class_weights, divisor=1):
   return loss, {'loss': loss, 'accuracy': jnp.mean(hits)}
 
 
-def _loss_fn(model, preprocess, compare, activation):
-  """Return the LossFn of compare(logits, labels) -> (loss, metrics)."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CrossEntropy(Labelled):
+  """The loss of `compare`, a function (logits, labels) -> (loss, metrics)."""
 
-  def loss_fn(params, batch, rng):
-    logits = model.apply(
+  model: Model
+  preprocess: Preprocess
+  compare: Callable[[jax.Array, jax.Array], tuple[jax.Array, Metrics]]
+  activation: str = dataclasses.field()
+
+  def __call__(
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
+    logits = self.model.apply(
       {'params': params},
-      preprocess(batch['image']),
+      self.preprocess(batch['image']),
       train=True,
       rngs={'dropout': rng},
     )
-    return compare(logits, jnp.asarray(batch['label']))
-
-  loss_fn.activation = activation  # type: ignore[attr-defined]
-  loss_fn.compare = compare  # type: ignore[attr-defined]
-  return loss_fn
+    return self.compare(logits, jnp.asarray(batch['label']))

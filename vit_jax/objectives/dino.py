@@ -10,7 +10,6 @@ B images, V views, the first G of them global, widths D before the head, K after
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -18,16 +17,11 @@ import jax.numpy as jnp
 
 from vit_jax.durations import Duration, epochs
 from vit_jax.models.layers import GELU, matmul
-from vit_jax.objectives.views import OfViews, represent
-from vit_jax.optim.schedules import Schedule
-from vit_jax.types import (
-  Batch,
-  Count,
-  Metrics,
-  Params,
-  Positive,
-  Rate,
-)
+from vit_jax.objectives.colours import OfViews
+from vit_jax.objectives.ema_teacher import EmaTeacher
+from vit_jax.objectives.encode import encode
+from vit_jax.step import Context
+from vit_jax.types import Array, Batch, Count, Outputs, Params, Positive, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,37 +68,30 @@ class DinoHead:
     return x @ (last['kernel'] / lengths) * last.get('length', 1.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class SelfDistillation(OfViews):
-  """Student, teacher and head; a subclass has the loss.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelfDistillation(EmaTeacher, OfViews):
+  """Student, teacher and head; a subclass has the loss."""
 
-  momentum rises to 1 on half a cosine; 0.9995 is advised for batches of 256.
-  """
-
-  _: dataclasses.KW_ONLY
   head: DinoHead = DinoHead()
-  momentum: Rate = 0.996
-  timeline: Any = None
-  takes_state = True
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
     out, _ = jax.eval_shape(self.model.init_with_output, rng, images)
     return self.head.init(rng, out.shape[-1])
 
-  def ema_weight(self, step: jax.Array) -> jax.Array:
-    return Schedule(1 - self.momentum)(self.timeline)(step)
-
   def outputs(
-    self, params: Params, batch: Batch, rng: jax.Array, state: Any
+    self, params: Params, batch: Batch, rng: Array, context: Context
   ) -> tuple[jax.Array, jax.Array]:
     """Return the outputs of student, [B, V, K], and teacher, [B, G, K]."""
     names = [x for x in ('image', 'local') if x in batch]
     views = [self.preprocess(batch[x]) for x in names]
-    encode = functools.partial(represent, self.model)
-    found = map(encode, [params] * 2, views, jax.random.split(rng))
+
+    def represent(params, *images_and_rng):
+      return encode(self.model, params, *images_and_rng)['pre_logits']
+
+    found = map(represent, [params] * 2, views, jax.random.split(rng))
     student = self.head(params['objective'], jnp.concatenate([*found], axis=1))
-    teacher = self.head(state.ema['objective'], encode(state.ema, views[0]))
-    return student, teacher
+    targets = represent(context.ema, views[0])
+    return student, self.head(context.ema['objective'], targets)
 
 
 def compare(teacher: jax.Array, student: jax.Array) -> jax.Array:
@@ -141,28 +128,28 @@ class Dino(SelfDistillation):
     return jnp.zeros((1, 1, self.head.outputs or 0))
 
   def __call__(
-    self, params: Params, batch: Batch, rng: jax.Array, state: Any
-  ) -> tuple[jax.Array, Metrics]:
-    frozen = state.step < self.timeline.steps(self.freeze_last_layer)
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
+    frozen = context.step < self.timeline.steps(self.freeze_last_layer)
     head = dict(params['objective'])
     head['last'] = jax.tree.map(
       lambda x: jnp.where(frozen, jax.lax.stop_gradient(x), x), head['last']
     )
     params = {**params, 'objective': head}
-    student, teacher = self.outputs(params, batch, rng, state)
+    student, teacher = self.outputs(params, batch, rng, context)
     warmup = max(1, self.timeline.steps(self.teacher_warmup))
     start, end = self.warmup_teacher_temperature, self.teacher_temperature
-    temperature = start + (end - start) * jnp.minimum(1, state.step / warmup)
-    targets = jax.nn.softmax((teacher - state.carried) / temperature)
+    temperature = start + (end - start) * jnp.minimum(1, context.step / warmup)
+    targets = jax.nn.softmax((teacher - context.carried) / temperature)
     logs = jax.nn.log_softmax(student / self.student_temperature)
     loss, entropy = -compare(targets, logs), jax.scipy.special.entr
     keep, mean = self.centre_momentum, jnp.mean(teacher, (0, 1), keepdims=True)
-    return loss, {
+    metrics = {
       'loss': loss,
       'teacher_entropy': jnp.mean(jnp.sum(entropy(targets), axis=-1)),
       'batch_entropy': jnp.sum(entropy(jnp.mean(targets, (0, 1)))),
-      'carried': keep * state.carried + (1 - keep) * mean,
     }
+    return loss, metrics, keep * context.carried + (1 - keep) * mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,9 +167,9 @@ class SimDino(SelfDistillation):
   whole_batch = True
 
   def __call__(
-    self, params: Params, batch: Batch, rng: jax.Array, state: Any
-  ) -> tuple[jax.Array, Metrics]:
-    student, teacher = self.outputs(params, batch, rng, state)
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
+    student, teacher = self.outputs(params, batch, rng, context)
     b, g, k = teacher.shape
     z = (student[:, :g] + teacher) / 2
     products = jnp.einsum('bgi,bgj->gij', z, z, precision='highest')

@@ -23,15 +23,21 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import tree
-from vit_jax.objectives.classification import softmax_loss, softmax_xent
+from vit_jax.objectives.classification import (
+  CrossEntropy,
+  softmax_loss,
+  softmax_xent,
+)
 from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
+from vit_jax.step import Context, Labelled
 from vit_jax.types import (
   MACHINE,
   Array,
+  Batch,
   Fraction,
-  LossFn,
+  MakeObjective,
   Model,
-  Objective,
+  Outputs,
   Params,
   PathLike,
   Positive,
@@ -132,11 +138,11 @@ def distillation(
   *,
   preprocess: Preprocess,
   teacher: Teacher,
-  objective: Objective = softmax_xent,
+  objective: MakeObjective = softmax_xent,
   kind: Literal['soft', 'hard'] = 'soft',
   temperature: Positive = 1.0,
   weight: Fraction = 1.0,
-) -> LossFn:
+) -> 'Distillation':
   """Return (1 - weight) * loss of the labels + weight * loss of the teacher.
 
   Published settings: "patient teacher": soft, temperature 1, weight 1. DeiT:
@@ -154,13 +160,12 @@ def distillation(
     weight: of the loss of the teacher.
 
   Returns:
-    LossFn with the metrics of `objective` and 'loss', 'label_loss',
+    Objective with the metrics of `objective` and 'loss', 'label_loss',
     'teacher_loss' and 'agreement', the fraction of examples in which teacher
     and student have the same most probable class.
   """
-  inner: Any = objective(model, preprocess=preprocess)
-  compare = getattr(inner, 'compare', None)
-  if compare is None:
+  inner = objective(model, preprocess=preprocess)
+  if not isinstance(inner, CrossEntropy):
     raise UserError(
       'distillation can only wrap softmax_xent or sigmoid_xent. Wrap it in '
       'others: mixed(objective=distillation(objective=softmax_xent)).'
@@ -178,35 +183,59 @@ def distillation(
     )
   teacher.open(model)
 
-  def loss_fn(params, batch, rng, teacher_params):
-    images, options = preprocess(batch['image']), {}
-    if two_heads:
+  return Distillation(
+    inner=inner,
+    teacher=teacher,
+    two_heads=two_heads,
+    kind=kind,
+    temperature=temperature,
+    weight=weight,
+  )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Distillation(Labelled):
+  """See `distillation`; `two_heads`: of a student with DistillationToken."""
+
+  inner: CrossEntropy
+  teacher: Teacher = dataclasses.field()
+  two_heads: bool
+  kind: str
+  temperature: float
+  weight: float
+
+  @property
+  def activation(self) -> str:  # type: ignore[override]
+    return 'softmax' if self.weight == 1 else self.inner.activation
+
+  def __call__(
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
+    images, options = self.inner.preprocess(batch['image']), {}
+    if self.two_heads:
       options = {'method': 'features', 'per_layer': False}
     options |= {'train': True, 'rngs': {'dropout': rng}}
-    out = model.apply({'params': params}, images, **options)
-    logits = out['class_logits'] if two_heads else out
-    logits_for_teacher = out['distillation_logits'] if two_heads else out
-    label_loss, metrics = compare(logits, jnp.asarray(batch['label']))
-    targets = teacher(teacher_params, batch['image'])
+    out = self.inner.model.apply({'params': params}, images, **options)
+    logits = out['class_logits'] if self.two_heads else out
+    logits_for_teacher = out['distillation_logits'] if self.two_heads else out
+    label_loss, metrics = self.inner.compare(
+      logits, jnp.asarray(batch['label'])
+    )
+    targets = self.teacher(context.teacher, batch['image'])
     losses = teacher_loss(
-      logits_for_teacher, targets, kind=kind, temperature=temperature
+      logits_for_teacher, targets, kind=self.kind, temperature=self.temperature
     )
     loss = jnp.mean(losses)
     same = jnp.argmax(logits_for_teacher, -1) == jnp.argmax(targets, -1)
-    total = weight * loss
-    if weight < 1:
-      total += (1 - weight) * label_loss
+    total = self.weight * loss
+    if self.weight < 1:
+      total += (1 - self.weight) * label_loss
     return total, metrics | {
       'loss': total,
       'label_loss': label_loss,
       'teacher_loss': loss,
       'agreement': jnp.mean(same),
     }
-
-  activation = 'softmax' if weight == 1 else inner.activation
-  loss_fn.activation = activation  # type: ignore[attr-defined]
-  loss_fn.teacher = teacher  # type: ignore[attr-defined]
-  return loss_fn
 
 
 def teacher_loss(

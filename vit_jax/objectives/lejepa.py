@@ -17,8 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.objectives.views import LEJEPA, OfViews, Views, represent
-from vit_jax.types import Batch, Count, Fraction, Metrics, Params
+from vit_jax.objectives.colours import LEJEPA, OfViews, Views
+from vit_jax.objectives.encode import encode
+from vit_jax.step import Context
+from vit_jax.types import Array, Batch, Count, Fraction, Outputs, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,15 +130,14 @@ class LeJepa(OfViews):
     return self.projector.init(rng, x.shape[-1])
 
   def __call__(
-    self, params: Params, batch: Batch, rng: jax.Array
-  ) -> tuple[jax.Array, Metrics]:
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
     """Return (loss, metrics) of a batch of MultiCrop."""
     rng, *rngs = jax.random.split(rng, 3)
-    x = [
-      represent(self.model, params, self.preprocess(batch[name]), rng=key)
-      for name, key in zip(('image', 'local'), rngs)
-      if name in batch
-    ]
+    names = [x for x in ('image', 'local') if x in batch]
+    views = [self.preprocess(batch[x]) for x in names]
+    encoded = [encode(self.model, params, *x) for x in zip(views, rngs)]
+    x = [each['pre_logits'] for each in encoded]
     z = self.projector(params['objective'], jnp.concatenate(x, axis=1))
     centre = jnp.mean(z[:, : x[0].shape[1]], axis=1, keepdims=True)
     invariance = jnp.mean((z - centre) ** 2)

@@ -20,7 +20,18 @@ from vit_jax.models.layers import Head, PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.posemb import Layout, SinCos2d
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.types import Array, Between, Count, Params, Preprocess, UserError
+from vit_jax.objectives.encode import encode
+from vit_jax.step import Context, Objective
+from vit_jax.types import (
+  Array,
+  Batch,
+  Between,
+  Count,
+  Outputs,
+  Params,
+  Preprocess,
+  UserError,
+)
 
 _PATCH = 3, 4, 5  # axes of the values of a patch
 
@@ -46,8 +57,8 @@ class _Positions(SinCos2d):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mae:
-  """LossFn of a masked autoencoder, with the metric 'loss'; no labels.
+class Mae(Objective):
+  """Objective of a masked autoencoder, with the metric 'loss'; no labels.
 
   Attributes:
     model: VisionTransformer with PatchEmbedding; its head is not trained.
@@ -82,10 +93,12 @@ class Mae:
     rank = jax.vmap(lambda key: jax.random.permutation(key, n))(keys)
     return {**batch, 'rank': rank}
 
-  def __call__(self, params: Params, batch: Any, rng: jax.Array) -> Any:
+  def __call__(
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
     images = self.preprocess(batch['image'])
     found, patches, mean, std, hidden = self._predict(
-      params, images, batch['rank'], train=True, rngs={'dropout': rng}
+      params, images, batch['rank'], rng
     )
     errors = (found - (patches - mean) / std) ** 2
     # Each image has the same number of hidden patches.
@@ -122,20 +135,15 @@ class Mae:
     rows = found['masked'], found['reconstruction'], images
     return {'Hidden, predicted and true patches': jnp.stack(rows, axis=1)}
 
-  def _predict(self, params, images, rank, **options):
+  def _predict(self, params, images, rank, rng=None):
     """Return predictions, patches, what to remove from these, what is hidden.
 
     All are [B, gh, gw, ph, pw, C], or 1 along some axes.
     """
     visible = max(1, int(rank.shape[1] * (1 - self.ratio)))
-    tokens = self.model.apply(
-      {'params': params},
-      images,
-      visible=jnp.argsort(rank, axis=1)[:, :visible],
-      per_layer=False,
-      method='features',
-      **options,
-    )['tokens']
+    order = jnp.argsort(rank, axis=1)
+    found = encode(self.model, params, images, rng, visible=order[:, :visible])
+    tokens = found['tokens']
     # The tokens are an image of one row, which becomes all patches.
     prefix = tokens.shape[1] - visible
     start = jnp.tile(jnp.arange(prefix), (len(rank), 1))
@@ -143,8 +151,9 @@ class Mae:
     found = self._decoder(images).apply(
       {'params': params['objective']},
       tokens[:, None],
+      train=rng is not None,
+      rngs=None if rng is None else {'dropout': rng},
       patch_sources=jnp.concatenate([start, sources], axis=1),
-      **options,
     )[:, prefix:]
     patches, mean, std = self.model.embedding.cut(images), 0.0, 1.0
     if self.normalize:

@@ -22,11 +22,14 @@ import jax.numpy as jnp
 
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import NoPooling
+from vit_jax.objectives.encode import encode
+from vit_jax.step import Context, Objective
 from vit_jax.types import (
   Array,
+  Batch,
   Count,
-  LossFn,
   Model,
+  Outputs,
   Params,
   Preprocess,
   Shape,
@@ -226,13 +229,13 @@ class Prediction:
       )
     draw_all = jax.vmap(draw, in_axes=(0, None, None))
     corrupted, sources = draw_all(keys, num_patches, self.task.ratio)
-    outputs = self.model.apply(
-      {'params': params},
+    outputs = encode(
+      self.model,
+      params,
       self.preprocess(images),
-      train=dropout_rng is not None,
+      dropout_rng,
       patch_sources=sources,
-      rngs=None if dropout_rng is None else {'dropout': dropout_rng},
-    )
+    )['logits']
     compared = self.target.compare(outputs, patches)
     weights = corrupted / jnp.sum(corrupted, axis=1, keepdims=True)
     return {
@@ -245,16 +248,25 @@ class Prediction:
 
 def masked_patches(
   model: Model, *, preprocess: Preprocess, task: Task = Task()
-) -> LossFn:
-  """Return a LossFn of masked patch prediction, see Prediction; no labels."""
-  prediction = Prediction(model, preprocess, task)
+) -> 'MaskedPatches':
+  """Return the objective of masked patch prediction, see Prediction."""
+  return MaskedPatches(Prediction(model, preprocess, task))
 
-  def loss_fn(params, batch, rng):
+
+@dataclasses.dataclass(frozen=True)
+class MaskedPatches(Objective):
+  """See `masked_patches`; no labels."""
+
+  prediction: Prediction
+
+  def __call__(
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
     draw_rng, dropout_rng = jax.random.split(rng)
     keys = jax.random.split(draw_rng, len(batch['image']))
-    found = prediction(params, batch['image'], keys, dropout_rng=dropout_rng)
+    found = self.prediction(
+      params, batch['image'], keys, dropout_rng=dropout_rng
+    )
     # Images have equally many corrupted patches: the mean of means is exact.
     metrics = {name: jnp.mean(x) for name, x in found['metrics'].items()}
     return metrics['loss'], metrics
-
-  return loss_fn

@@ -32,12 +32,16 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.objectives.classification import soft_targets
+from vit_jax.objectives.wrapper import Wrapper
+from vit_jax.step import Context
 from vit_jax.types import (
+  Array,
   Batch,
   Fraction,
-  LossFn,
+  MakeObjective,
   Model,
-  Objective,
+  Outputs,
+  Params,
   Positive,
   Preprocess,
   UserError,
@@ -127,37 +131,44 @@ def mixed(
   model: Model,
   *,
   preprocess: Preprocess,
-  objective: Objective,
+  objective: MakeObjective,
   mixer: Mixer,
-) -> LossFn:
-  """Return the LossFn of `objective` for mixed images and labels.
+) -> 'Mixed':
+  """Return the `objective`, of labels, for mixed images and labels.
 
   The inner objective gets float32 images in 0..255 and float32 labels [B, K].
   """
   inner = objective(model, preprocess=preprocess)
+  return Mixed(inner=inner, mixer=mixer, num_classes=model.num_classes)
 
-  def prepare(batch: Batch, rng: jax.Array) -> dict[str, Any]:
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Mixed(Wrapper):
+  """See `mixed`."""
+
+  mixer: Mixer
+  num_classes: int | None
+
+  def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
     """Add 'mixing': the partner of each example, and how they are mixed."""
     count, *size = batch['image'].shape[:3]
     mixing = {
       name: jnp.roll(batch[name], -(count // 2), axis=0)
       for name in ('image', 'label')
     }
+    blend = self.mixer(rng, tuple(size))
     mixing['blend'] = jax.tree.map(
-      lambda x: jnp.broadcast_to(x, (count, *x.shape)), mixer(rng, tuple(size))
+      lambda x: jnp.broadcast_to(x, (count, *x.shape)), blend
     )
     return {**batch, 'mixing': mixing}
 
-  @functools.wraps(inner)
-  def loss_fn(params, batch, rng, *teacher):
+  def __call__(
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
     if 'mixing' not in batch:
-      batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
-    mix = functools.partial(_mix, num_classes=model.num_classes)
-    return inner(params, jax.vmap(mix)(batch), rng, *teacher)
-
-  loss_fn.prepare = prepare  # type: ignore[attr-defined]
-  loss_fn.compare = None  # type: ignore[attr-defined]
-  return loss_fn
+      batch = self.prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
+    mix = functools.partial(_mix, num_classes=self.num_classes)
+    return self.inner(params, jax.vmap(mix)(batch), rng, context)
 
 
 def _mix(example, num_classes):

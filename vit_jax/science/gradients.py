@@ -9,7 +9,8 @@ import numpy as np
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.parallel import sharding
-from vit_jax.types import Objective, Params, Preprocess
+from vit_jax.step import as_objective
+from vit_jax.types import MakeObjective, Params, Preprocess, UserError
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,12 +31,20 @@ class StableRank:
   preprocess: Preprocess
   mesh: jax.sharding.Mesh
   data: Data
-  objective: Objective
+  objective: MakeObjective
 
   def __post_init__(self) -> None:
-    loss_fn = self.objective(self.model, preprocess=self.preprocess)
+    made = self.objective(self.model, preprocess=self.preprocess)
+    objective = as_objective(made)
+    if objective.teacher or objective.ema_weight:
+      raise UserError('StableRank cannot measure an objective with a teacher.')
+
+    def loss(params, batch, rng):
+      batch = objective.prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
+      return objective(params, batch, rng)[:2]
+
     self._grad = jax.jit(
-      jax.grad(loss_fn, has_aux=True),
+      jax.grad(loss, has_aux=True),
       out_shardings=sharding.replicated(self.mesh),
     )
     batches = self.data.eval_batches(**sharding.this_process())

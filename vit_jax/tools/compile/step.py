@@ -89,7 +89,7 @@ def lower(
     run.optimizer, learning_rate=run.schedule(timeline), timeline=timeline
   )
   loss_fn = make_loss(run.objective, model, run.preprocess, timeline)
-  teacher = getattr(loss_fn, 'teacher', None)
+  teacher = loss_fn.teacher
   more = (teacher.abstract_params(mesh, run.sharding),) if teacher else ()
   _, state, step_fn = make_step(
     model,
@@ -108,7 +108,7 @@ def lower(
   heads = getattr(model, 'num_heads', None)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   flop = 3 * batch_size * flops.forward(model, images) / mesh.size
-  if hasattr(loss_fn, 'init'):  # more than one pass over each image
+  if 'objective' in state.params:  # more than one pass over each image
     flop = step_flop
   argument_bytes = sum(  # of one device
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize

@@ -13,8 +13,8 @@ import scipy.stats
 from options import all_set
 
 from vit_jax import config
-from vit_jax.objectives import views
-from vit_jax.objectives.views import LEJEPA, Colour, Views
+from vit_jax.objectives import colours
+from vit_jax.objectives.colours import LEJEPA, Colour, Views
 from vit_jax.parallel import sharding
 
 RECORDED = pathlib.Path(__file__).parents[1] / 'golden' / 'views.npz'
@@ -34,11 +34,11 @@ def change(case):
     order = [int(x) for x in values[0]]
     order += sorted({0, 1, 2, 3} - {*order})  # by factors that change nothing
     factors = jnp.array(values[1:], jnp.float32)
-    return lambda x: views.jitter(x, jnp.array(order), factors)
+    return lambda x: colours.jitter(x, jnp.array(order), factors)
   if name == 'blur':
-    return lambda x: views.blur(x, jnp.float32(values[0]), int(values[1]))
+    return lambda x: colours.blur(x, jnp.float32(values[0]), int(values[1]))
   if name == 'luma':
-    return lambda x: jnp.broadcast_to(views.luma(x), x.shape)
+    return lambda x: jnp.broadcast_to(colours.luma(x), x.shape)
   options = dict.fromkeys(('flip', 'grey', 'blur', 'solarize'), 1.0)
   options |= {'jitter': (0.0,) * 4, 'jitter_probability': 1.0}
   colour = all_set(Colour, blur_sigma=(1.3, 1.3), **options)
@@ -63,10 +63,10 @@ def test_a_batch_has_the_changes_of_its_images():
   images = RNG.integers(0, 256, (16, 3, 64, 64)).astype(np.float32)
   draws = jax.random.uniform(jax.random.key(0), (2, 16, 4))
   orders, factors = jnp.argsort(draws[0]), draws[1] + jnp.array([[0.5] * 4])
-  together = jax.jit(jax.vmap(views.jitter))(images, orders, factors)
+  together = jax.jit(jax.vmap(colours.jitter))(images, orders, factors)
   for i in range(0, 16, 3):
     with jax.disable_jit():
-      alone = views.jitter(images[i], orders[i], factors[i])
+      alone = colours.jitter(images[i], orders[i], factors[i])
     np.testing.assert_allclose(together[i], alone, rtol=0, atol=0.02)
 
 
@@ -99,7 +99,7 @@ def test_order_and_factors_of_the_jitter(monkeypatch):
   def show(x, order, factors):
     return jnp.stack([order * 1.0, factors, factors])[:, None]
 
-  monkeypatch.setattr(views, 'jitter', show)
+  monkeypatch.setattr(colours, 'jitter', show)
   widths = 1.5, 0.4, 0.2, 0.1
   always = dataclasses.replace(NEVER, jitter=widths, jitter_probability=1.0)
   orders, factors, _ = np.moveaxis(many(always)[1][:, 0], -1, 0)
@@ -116,7 +116,7 @@ def test_strength_of_the_blur(monkeypatch):
   def show(x, sigma, radius):
     return jnp.full_like(x, sigma) + 100 * radius
 
-  monkeypatch.setattr(views, 'blur', show)
+  monkeypatch.setattr(colours, 'blur', show)
   always = dataclasses.replace(NEVER, blur=1.0, blur_sigma=(0.5, 1.5))
   values = many(always)[1][:, 0, 0, 0] - 500
   uniform = scipy.stats.uniform(0.5, 1.0)
@@ -165,10 +165,10 @@ def test_the_same_on_any_mesh_and_in_any_batch():
 
 
 def test_views_of_a_config():
-  name = f'{views.__name__}.Views'
+  name = f'{colours.__name__}.Views'
   trust = ('vit_jax',)
   assert config.build(config.describe(LEJEPA), trust=trust) == LEJEPA
-  colour = {'target': f'{views.__name__}.Colour', 'blur_sigma': [0.1, 1.0]}
+  colour = {'target': f'{colours.__name__}.Colour', 'blur_sigma': [0.1, 1.0]}
   made = config.build({'target': name, 'globals': [colour]}, trust=trust)
   assert made == Views((Colour(blur_sigma=(0.1, 1.0)),))
   assert hash(made)  # steps are compiled once for equal objectives

@@ -12,7 +12,7 @@ from vit_jax.models import resample
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.posemb import Learned, Learned2d, RelativeBias
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.objectives.views import represent
+from vit_jax.objectives.encode import encode
 
 RNG = np.random.default_rng(0)
 GLOBAL = RNG.standard_normal((2, 2, 16, 20, 3), np.float32)
@@ -46,7 +46,7 @@ def make(posemb, **fields):
 def test_tables_are_resized_as_in_weights(posemb, method, fields):
   posemb = dataclasses.replace(posemb, resize_method=method)
   model, params = make(posemb, **fields)
-  apply = jax.jit(lambda params, x: represent(model, params, x))
+  apply = jax.jit(lambda params, x: encode(model, params, x)['pre_logits'])
   added = {**params, 'objective': {'pos_embedding': jnp.ones((1, 3, 3, 2))}}
   for views in (GLOBAL, LOCAL):
     images = views.reshape(-1, *views.shape[2:])
@@ -73,7 +73,8 @@ def test_small_views_train_the_table():
   model, params = make(Learned(resize_method='bicubic'), depth=1)
 
   def loss(table, views):
-    return jnp.sum(represent(model, {**params, 'pos_embedding': table}, views))
+    fitted = {**params, 'pos_embedding': table}
+    return jnp.sum(encode(model, fitted, views)['pre_logits'])
 
   table = params['pos_embedding']
   gradient = jax.jit(jax.grad(loss))(table, LOCAL)

@@ -1,11 +1,10 @@
-"""Views of an image: random colours on the device, and representations.
+"""Random colours of the views of an image, on the device.
 
 `data.transforms.MultiCrop` cuts views on the host. The key of a view depends
 on the place of its example in the global batch, so the mesh changes nothing.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import tree
+from vit_jax.step import Objective
 from vit_jax.types import (
   Batch,
   Fraction,
@@ -151,37 +150,8 @@ DINO = Views()
 LEJEPA = Views((Colour(solarize=0.2),), Colour(solarize=0.2))  # its README
 
 
-def represent(
-  model: Any, params: Params, views: jax.Array, rng: jax.Array | None = None
-) -> jax.Array:
-  """Return the representations of views: float [B, V, H, W, C] -> [B, V, D].
-
-  The images may be smaller than those that the parameters are for: learned
-  position embeddings are resized by the `resize_method` of the model's posemb,
-  and trained through it. Without `rng` the model does not train.
-  """
-  images = views.reshape(-1, *views.shape[2:])
-  init = functools.partial(model.init, jax.random.key(0))
-  shapes = tree.flatten(jax.eval_shape(init, images)['params'])
-
-  def fit(path, x):
-    if path not in shapes or x.shape == (shape := shapes[path].shape):
-      return x
-    name, posemb = path.rsplit('/', 1)[-1], model.posemb
-    resized = posemb.resize(name, x, shape, posemb.resize_method)
-    return x if resized is None else resized
-
-  out = model.apply(
-    {'params': tree.map_with_path(fit, params)},
-    images,
-    train=rng is not None,
-    rngs=None if rng is None else {'dropout': rng},
-  )
-  return out.reshape(*views.shape[:2], -1)
-
-
 @dataclasses.dataclass(frozen=True)
-class OfViews:
+class OfViews(Objective):
   """Base of the objectives that compare views of an image."""
 
   model: Any

@@ -1,0 +1,54 @@
+"""What can be an objective, and what can be wrapped."""
+
+import pytest
+
+from vit_jax.data.pipeline import Data
+from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives.dino import Dino
+from vit_jax.objectives.distillation import Teacher, distillation
+from vit_jax.objectives.mae import Mae
+from vit_jax.objectives.mixing import Mixup, mixed
+from vit_jax.parallel import sharding
+from vit_jax.science.gradients import StableRank
+from vit_jax.step import Objective, as_objective
+from vit_jax.types import UserError
+
+MODEL = VisionTransformer(
+  width=8, depth=1, mlp_dim=8, num_heads=2, embedding=PatchEmbedding(4)
+)
+
+
+def test_only_an_objective_with_labels_is_wrapped():
+  made = {'preprocess': Normalize(), 'objective': Mae}
+  for wrapper, options, message in (
+    (mixed, {'mixer': Mixup(0.2)}, 'Mae has none'),
+    (distillation, {'teacher': Teacher('none')}, 'can only wrap'),
+  ):
+    with pytest.raises(UserError, match=message):
+      wrapper(MODEL, **made, **options)
+
+
+def test_what_looks_like_an_objective_is_refused_by_name():
+  class Mine:
+    def prepare(self, batch, rng):
+      return batch
+
+    def __call__(self, params, batch, rng):
+      return 0, {}
+
+  with pytest.raises(UserError, match='Mine has prepare, but is no Objective'):
+    as_objective(Mine())
+  ours = type('Ours', (Mine, Objective), {})()
+  assert as_objective(ours) is ours
+
+
+def test_gradients_of_an_objective_with_a_teacher_are_refused_at_once():
+  with pytest.raises(UserError, match='with a teacher'):
+    StableRank(
+      MODEL,
+      preprocess=Normalize(),
+      mesh=sharding.make_mesh(),
+      data=Data([], 2),
+      objective=Dino,
+    )

@@ -1,0 +1,49 @@
+"""Features of images, of views and of masked images, for all objectives."""
+
+import functools
+from typing import Any
+
+import jax
+
+from vit_jax import tree
+from vit_jax.types import Params
+
+
+def encode(
+  model: Any,
+  params: Params,
+  images: jax.Array,
+  rng: jax.Array | None = None,
+  **options: Any,
+) -> dict[str, jax.Array]:
+  """Return model.features() of images [B, H, W, C] or views [B, V, H, W, C].
+
+  Features of views are [B, V, ...]. The representation is 'pre_logits'; patches
+  are the last of 'tokens'.
+
+  Views may be smaller than the images that the parameters are for: learned
+  position embeddings are resized by the `resize_method` of the model's posemb,
+  and trained through it. Without `rng` the model does not train. `options` are
+  arguments of features(), such as `visible`, `patch_sources` or `per_layer`.
+  """
+  views, images = images.shape[:-3], images.reshape(-1, *images.shape[-3:])
+  options = {'per_layer': False} | options
+  init = functools.partial(model.init, jax.random.key(0))
+  shapes = tree.flatten(jax.eval_shape(init, images)['params'])
+
+  def fit(path, x):
+    if path not in shapes or x.shape == (shape := shapes[path].shape):
+      return x
+    name, posemb = path.rsplit('/', 1)[-1], model.posemb
+    resized = posemb.resize(name, x, shape, posemb.resize_method)
+    return x if resized is None else resized
+
+  found = model.apply(
+    {'params': tree.map_with_path(fit, params)},
+    images,
+    train=rng is not None,
+    rngs=None if rng is None else {'dropout': rng},
+    method='features',
+    **options,
+  )
+  return {k: x.reshape(*views, *x.shape[1:]) for k, x in found.items()}
