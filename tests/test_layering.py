@@ -13,7 +13,8 @@ OURS = 'vit_jax.'
 # Floors from the top: folders and modules that import only lower ones.
 FLOORS = (
   {'tools'},
-  {'train', 'evaluate'},
+  {'train'},
+  {'setup', 'evaluate'},
   {'evals'},
   {'objectives', 'pretrained', 'main', 'study', 'science'},
   {'weights', 'reports'},
@@ -33,10 +34,14 @@ NARROW = {
   'data': set(),
   'config': set(),
   'parallel': {'models.layers'},
-  'train': {
+  'setup': {
     *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
-    *('models.attention_choice', 'models.layers', 'optim.', 'parallel.'),
-    *('reports.', 'runs.', 'step', 'weights.'),
+    *('models.layers', 'optim.', 'parallel.', 'runs.compiled', 'step'),
+  },
+  'train': {
+    *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
+    *('models.layers', 'optim.', 'parallel.', 'reports.', 'runs.', 'setup'),
+    *('step', 'weights.'),
   },
   'evaluate': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),

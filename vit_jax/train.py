@@ -4,22 +4,20 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 
-from vit_jax import config
-from vit_jax.analysis import flops
-from vit_jax.config import Partial, Provenance
+from vit_jax import config, setup
+from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
-from vit_jax.durations import Interval, Timeline
+from vit_jax.durations import Interval
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
 from vit_jax.io import terminal
-from vit_jax.models import attention_choice
+from vit_jax.models.attention_choice import Chooser
 from vit_jax.models.layers import Normalize
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
@@ -30,19 +28,16 @@ from vit_jax.reports import confusion, page, sheets
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging, Monitor, Stopwatch, check_finite
-from vit_jax.step import Objective, as_objective, init_state, train_step
+from vit_jax.setup import Examples, Settings
 from vit_jax.step import TrainState as TrainState
 from vit_jax.types import (
   HARMLESS,
   Count,
   KeySeed,
-  LossFn,
   MakeObjective,
   Model,
-  Params,
   PathLike,
   Preprocess,
-  UserError,
 )
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
@@ -128,101 +123,48 @@ def train(
 
   # 1. Is this the same run as before, if there was one?
   provenance = provenance or Provenance()
-  parts = {
-    'model': model,
-    'data': data,
-    'objective': objective,
-    'optimizer': optimizer,
-    'schedule': schedule,
-    'total': total,
-    'evals': evals,
-    'init_from': init_from,
-    'preprocess': preprocess,
-    'accum_steps': accum_steps,
-    'ema': ema,
-    'seed': seed,
-  }
+  settings = Settings(
+    model=model,
+    objective=objective,
+    optimizer=optimizer,
+    schedule=schedule,
+    total=total,
+    preprocess=preprocess,
+    accum_steps=accum_steps,
+    ema=ema,
+  )
+  parts = {'data': data, 'evals': evals, 'init_from': init_from, 'seed': seed}
+  parts |= vars(settings)
   entries = provenance.entries or config.entries(parts)
   basis = workdirs.basis_of(entries, parts)
   changed = workdirs.check_changes(workdir, basis, provenance.allow_changes)
 
-  # 2. Data: its size gives the number of steps and classes.
-  mesh = mesh.make()
-  layout.check_batch_size(data.batch_size, mesh, parts=accum_steps)
-  example = data.first_example()
-  image_shape = example['image'].shape[-3:]  # of one of several views
-  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  class_names = getattr(data.source, 'class_names', None)
-  timeline = Timeline(data.batch_size, len(data.source))
-  total_steps = timeline.steps(total)
-  timeline = dataclasses.replace(timeline, total_steps=total_steps)
-
-  # 3. The model and its loss.
-  described = with_num_classes(model, data.source)
+  # 2. The model, its loss and the step, from shapes.
+  mesh, examples = mesh.make(), Examples.of(data)
   choices = workdirs.read(workdir, 'attention.json')
-  choose = attention_choice.Chooser(
-    data.batch_size // accum_steps, mesh, choices, terminal.say
-  )
-  model = choose(described, images)
-  loss_fn = make_loss(objective, model, preprocess, timeline)
-  if ema and loss_fn.ema_weight:
-    raise UserError(
-      f'ema={ema}, but the teacher of this objective is an EMA with a momentum '
-      'of its own. Leave ema out, and set --config.objective.momentum.'
-    )
-  if accum_steps > 1 and loss_fn.whole_batch:
-    raise UserError(
-      f'accum_steps={accum_steps}, but the loss of this objective compares all '
-      'images of a batch. Leave accum_steps out, and use a smaller batch.'
-    )
-  teacher = loss_fn.teacher
-  teacher_shapes = []
-  if teacher is not None:
-    evaluators_lib.check_class_names(
-      'teacher',
-      teacher.class_names,
-      class_names,
-      '--config.objective.teacher.same_classes=True',
-    )
-    teacher.model = choose(teacher.model, teacher.images, backward=False)
-    teacher_shapes.append(teacher.abstract_params(mesh, sharding))
-  learning_rate = compiled.reuse(schedule, timeline)
+  choose = Chooser(data.batch_size // accum_steps, mesh, choices, terminal.say)
+  ready = setup.make(settings, examples, mesh, sharding, choose)
+  timeline, total_steps = ready.timeline, ready.total_steps
 
-  # 4. Shapes, then shardings, then the step.
-  init, abstract_state, step_fn = compiled.reuse(
-    make_step,
-    model,
-    images=images,
-    loss_fn=loss_fn,
-    make_tx=Partial(optimizer, learning_rate=learning_rate, timeline=timeline),
-    mesh=mesh,
-    rules=sharding,
-    accum_steps=accum_steps,
-    ema_weight=ema,
-  )
-  abstract_batch = compiled.batch_shapes(example, data.batch_size, mesh)
-  shapes = (abstract_state, abstract_batch, *teacher_shapes)
-
-  # 5. Evaluators open their data now, not after a day of training.
+  # 3. Evaluators open their data now, not after a day of training.
   evals = evals or {}
   evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in evals.items()},
-    model,
+    ready.model,
     preprocess=preprocess,
     mesh=mesh,
-    class_names=class_names,
-    abstract_params=abstract_state.params,
+    class_names=examples.class_names,
+    abstract_params=ready.state.params,
   )
   eval_every = {name: timeline.steps(x.every) for name, x in evals.items()}
   checkpointer, save_every = checkpoints.open(workdir, timeline, eval_every)
-  evaluators_lib.check_metric(
-    'checkpoints.best_metric', checkpoints.best_metric, evaluators
-  )
+  name = 'checkpoints.best_metric'
+  evaluators_lib.check_metric(name, checkpoints.best_metric, evaluators)
   newest = checkpointer.latest_step()
   if init_from and newest is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
-    compiled.report(model, step_fn, shapes, mesh, total_steps)
+    compiled.report(ready.model, ready.step, ready.shapes, mesh, total_steps)
     return None
 
   with (
@@ -230,64 +172,48 @@ def train(
     contextlib.closing(checkpointer),
     compiled.explaining(_MEMORY),
   ):
-    # 6. The state to start from: a checkpoint, weights, or scratch.
-    saved: Mapping[str, Any] = {'position': 0}
-    if newest is not None:
-      state, saved = checkpointer.restore(abstract_state)
-      origin = f'resumed at step {state.step} of {workdir}'
+    # 4. The state to start from: a checkpoint, weights, or scratch.
+    if newest is None:
+      state, saved, origin = _begin(ready, seed, init_from)
     else:
-      state, origin = init(jax.random.key(seed)), 'initialised from scratch'
-      if init_from:
-        state, origin = surgery.load_into(state, described, init_from)
+      state, saved = checkpointer.restore(ready.state)
+      origin = f'resumed at step {newest} of {workdir}'
     start = int(state.step)
     check_finite(state, start, mesh)
-    teacher_params = [teacher.load(x) for x in teacher_shapes]
+    teacher = [ready.objective.teacher.load(x) for x in ready.shapes[2:]]
     workdirs.record_start(workdir, basis, changed, newest)
     if choices:
       workdirs.write(workdir, 'attention.json', choices)
     workdirs.record_config(workdir, provenance)
-    transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]
     workdirs.record_model(
       workdir,
-      model=described,
+      model=ready.described,
       preprocess=preprocess,
-      transforms=next(filter(None, transforms), None),
-      image_shape=image_shape,
-      class_names=class_names,
-      activation=loss_fn.activation,
+      transforms=_transforms(evaluators),
+      image_shape=ready.images.shape[1:],
+      class_names=examples.class_names,
+      activation=ready.objective.activation,
     )
 
-    if 'objective' in state.params:  # more than one pass over each image
-      flops_per_step = compiled.reuse(flops.count, step_fn, *shapes)
-    else:
-      flops_per_image = compiled.reuse(flops.forward, model, images)
-      flops_per_step = 3 * data.batch_size * flops_per_image
-
-    # 7. The loop. Metrics lag one step: the host never waits for the device.
+    # 5. The loop. Metrics lag one step: the host never waits for the device.
     monitor = Monitor(
       workdir,
       timeline,
       logging,
       start_step=start,
       carried=saved.get('metrics'),
-      learning_rate=learning_rate,
-      flops_per_step=flops_per_step,
+      learning_rate=ready.learning_rate,
+      flops_per_step=ready.flops_per_step(),
       stopwatch=stopwatch,
       config=provenance.config,
       before_write=claim.check,
     )
-    num_params = sum(x.size for x in jax.tree.leaves(state.params))
-    terminal.say(
-      f'{type(model).__name__}, {num_params:,} parameters; batches of '
-      f'{data.batch_size} images {"x".join(map(str, image_shape))}; '
-      f'{total_steps} steps on {mesh.size} x {jax.devices()[0].device_kind}\n'
-      f'{origin}; compiling ...'
-    )
+    terminal.say(f'{_headline(ready, mesh)}\n{origin}; compiling ...')
     batches = data.train_batches(
       seed=seed,
       start=saved['position'],
       skipped=saved.get('unreadable', ()),
-      num_classes=model.num_classes,
+      num_classes=ready.model.num_classes,
       **layout.this_process(),
     )
     with (
@@ -302,15 +228,15 @@ def train(
           with monitor.waiting(batches.spent):
             batch = next(batches)
           batch = put_batch(batch, mesh)
-          state, metrics = step_fn(state, batch, *teacher_params)
+          state, metrics = ready.step(state, batch, *teacher)
           monitor.step(step, metrics, skipped=len(batches.skipped))
 
         last, stopping = step == total_steps, stop.requested(step)
         saving = last or stopping or step % save_every == 0
         due = {
-          name: evaluator
-          for name, evaluator in evaluators.items()
-          if last or ((every := eval_every[name]) and step % every == 0)
+          name: evaluators[name]
+          for name, every in eval_every.items()
+          if last or (every and step % every == 0)
         }
         if due or saving:
           monitor.flush()
@@ -319,13 +245,7 @@ def train(
         if saving:
           claim.check()
           with monitor.pause('saving'):
-            saved = {
-              'position': batches.position,
-              'unreadable': sorted(batches.skipped),
-              'metrics': monitor.carry(),
-            }
-            finite = {k: v for k, v in results.items() if math.isfinite(v)}
-            checkpointer.save(step, state, saved, metrics=finite)
+            _save(checkpointer, step, state, batches, monitor, results)
             if last or stopping:
               checkpointer.wait()
         if stopping:
@@ -334,17 +254,39 @@ def train(
             f'{workdir}. Run the same command to resume.'
           )
           raise Stopped(128 + stopping)
-      drawn = {}
       if start < total_steps:
-        with jax.transfer_guard('allow'):
-          drawn = _draw(loss_fn, evaluators, state, batch, mesh)
+        _draw(workdir, ready.objective, evaluators, state, batch, mesh)
       monitor.finish(total_steps)
   if batches.skipped:
     terminal.say(data.name_skipped(batches.skipped))
-  confusion.write_all(workdir, evaluators, class_names=class_names)
-  sheets.write_all(workdir, drawn)
+  confusion.write_all(workdir, evaluators, class_names=examples.class_names)
   page.write_at_end(workdir)
   return state
+
+
+def _begin(ready, seed, init_from):
+  """Return the state of step 0, what a checkpoint has beside it, its origin."""
+  state, origin = ready.init(jax.random.key(seed)), 'initialised from scratch'
+  if init_from:
+    state, origin = surgery.load_into(state, ready.described, init_from)
+  return state, {'position': 0}, origin
+
+
+def _transforms(evaluators):
+  """Return those of the first evaluator that has some; None: none has."""
+  found = (getattr(x, 'transforms', ()) for x in evaluators.values())
+  return next(filter(None, found), None)
+
+
+def _headline(ready, mesh):
+  """Return one line that says what is trained."""
+  name, shape = type(ready.model).__name__, ready.images.shape[1:]
+  return (
+    f'{name}, {ready.num_params:,} parameters; batches of '
+    f'{ready.timeline.batch_size} images {"x".join(map(str, shape))}; '
+    f'{ready.total_steps} steps on {mesh.size} x '
+    f'{jax.devices()[0].device_kind}'
+  )
 
 
 def _evaluate(evaluators, step, state, monitor):
@@ -360,92 +302,22 @@ def _evaluate(evaluators, step, state, monitor):
   return results
 
 
-def _draw(loss_fn, evaluators, state, batch, mesh):
-  """Return {title: rows of images} of the objective and the evaluators."""
-  pictures = jax.jit(loss_fn.pictures, out_shardings=layout.replicated(mesh))
-  drawn = jax.device_get(pictures(state.params, batch, state.rng))
-  for evaluator in evaluators.values():
-    if pictures := getattr(evaluator, 'pictures', None):
-      drawn |= pictures(state.eval_params)
-  return drawn
+def _save(checkpointer, step, state, batches, monitor, results):
+  saved = {
+    'position': batches.position,
+    'unreadable': sorted(batches.skipped),
+    'metrics': monitor.carry(),
+  }
+  finite = {k: v for k, v in results.items() if math.isfinite(v)}
+  checkpointer.save(step, state, saved, metrics=finite)
 
 
-def make_loss(
-  objective: MakeObjective,
-  model: Model,
-  preprocess: Preprocess,
-  timeline: Timeline,
-) -> Objective:
-  """Return the objective of a run, which may follow its timeline."""
-  made = compiled.reuse(objective, model, preprocess=preprocess)
-  return as_objective(made).of_run(timeline)
-
-
-def make_step(
-  model: Model,
-  *,
-  images: jax.ShapeDtypeStruct,
-  loss_fn: LossFn,
-  make_tx: Callable[[Params], Any],
-  mesh: Any,
-  rules: Rules | None = None,
-  accum_steps: int = 1,
-  ema_weight: Callable[[jax.Array], Any] | None = None,
-) -> tuple[Callable[..., TrainState], TrainState, Any]:
-  """Return (init, abstract_state, step_fn) of `train_step`.
-
-  They are rng -> TrainState; ShapeDtypeStructs with shardings; and the jitted
-  step, which donates the state that it is given. Devices of the mesh may be
-  described only, to compile for them. `make_tx` makes the optax transformation
-  for parameters; rules of None are `sharding.rules_for(mesh)`.
-  """
-  ema_weight = as_objective(loss_fn).ema_weight or ema_weight
-  init = functools.partial(
-    init_state,
-    model=model,
-    images=images,
-    tx=make_tx,
-    ema=ema_weight is not None,
-    loss_fn=loss_fn,
-  )
-  abstract_state = jax.eval_shape(init, jax.random.key(0))
-  rules = layout.rules_for(mesh) if rules is None else rules
-  shardings = layout.infer(abstract_state, rules, mesh)
-  step_fn = functools.partial(
-    train_step,
-    loss_fn=loss_fn,
-    tx=make_tx(abstract_state.params),
-    accum_steps=accum_steps,
-    ema_weight=ema_weight,
-  )
-  outputs = (shardings, layout.replicated(mesh))
-  # Costly passes take longer than they save in a program that runs once.
-  on_cpu = mesh.devices.flat[0].platform == 'cpu'
-  options = {'xla_backend_optimization_level': 1} if on_cpu else None
-  return (
-    jax.jit(init, out_shardings=shardings, compiler_options=options),
-    layout.annotate(abstract_state, shardings),
-    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
-  )
-
-
-def with_num_classes(model: Any, source: Any) -> Any:
-  """Return the model with the number of classes of the data if it has none."""
-  found = getattr(source, 'num_classes', None)
-  is_partial = isinstance(model, functools.partial)
-  given = None if is_partial else getattr(model, 'num_classes', None)
-  if given is None and found is None:
-    raise UserError(
-      'The training data does not say how many classes it has. Add '
-      '--config.model.num_classes=N, or, for data with names, a file with one '
-      'name per line: --config.data.source.class_names=FILE'
-    )
-  if given is not None and found is not None and given < found:
-    raise UserError(
-      f'model.num_classes={given}, but the training data has {found} classes. '
-      f'Add --config.model.num_classes={found}'
-    )
-  if given is not None:
-    return model
-  make = model if is_partial else model.clone
-  return make(num_classes=found)
+def _draw(workdir, objective, evaluators, state, batch, mesh):
+  """Draw rows of images of the objective and the evaluators."""
+  pictures = jax.jit(objective.pictures, out_shardings=layout.replicated(mesh))
+  with jax.transfer_guard('allow'):
+    drawn = jax.device_get(pictures(state.params, batch, state.rng))
+    for evaluator in evaluators.values():
+      if pictures := getattr(evaluator, 'pictures', None):
+        drawn |= pictures(state.eval_params)
+  sheets.write_all(workdir, drawn)

@@ -27,8 +27,9 @@ from vit_jax.optim.schedules import Ema
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpoints
+from vit_jax.setup import make_step
 from vit_jax.step import TrainState, train_step
-from vit_jax.train import make_step, train
+from vit_jax.train import train
 from vit_jax.weights import formats, timm
 
 sys.path[:0] = [str(pathlib.Path(__file__).parents[1] / 'golden')]

@@ -31,8 +31,9 @@ from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging
 from vit_jax.runs.workdirs import ChangedRunError
+from vit_jax.setup import make_step
 from vit_jax.step import Context
-from vit_jax.train import make_step, train
+from vit_jax.train import train
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
 

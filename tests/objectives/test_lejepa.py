@@ -23,8 +23,9 @@ from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
+from vit_jax.setup import make_step
 from vit_jax.step import TrainState, train_step
-from vit_jax.train import make_step, train
+from vit_jax.train import train
 from vit_jax.weights import timm
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'

@@ -19,7 +19,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.mae import Decoder, Mae
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
-from vit_jax.train import make_step
+from vit_jax.setup import make_step
 from vit_jax.weights.families import hf_vit
 from vit_jax.weights.keymap import Key, KeyMap, linear, norm
 

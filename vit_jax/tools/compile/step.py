@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
 from vit_jax import config as configs
+from vit_jax import setup
 from vit_jax.analysis import flops
-from vit_jax.durations import Timeline
-from vit_jax.parallel import sharding
-from vit_jax.runs.compiled import GIB, batch_shapes
+from vit_jax.runs.compiled import GIB
 from vit_jax.tools.compile import report
-from vit_jax.train import make_loss, make_step, train, with_num_classes
+from vit_jax.train import train
 from vit_jax.types import Shape, UserError
 
 EXAMPLES = (
@@ -73,63 +71,43 @@ def lower(
   example = {'image': np.zeros(image_shape or (), np.uint8)}
   if image_shape is None:
     example = _example(run.transforms)
-  image_shape = example['image'].shape[-3:]  # of one of several views
   mesh = run.mesh.make(devices)
-  sharding.check_batch_size(batch_size, mesh, parts=run.accum_steps)
-  if getattr(model, 'num_classes', None) is None:
-    source = types.SimpleNamespace(num_classes=num_classes)
-    model = with_num_classes(model, source)
-  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  model = _with_attention(model, images, mesh)
-  # The number of examples is not known, and changes no shape.
-  timeline = Timeline(batch_size, 100_000 * batch_size)
-  total_steps = timeline.steps(run.total)
-  timeline = dataclasses.replace(timeline, total_steps=total_steps)
-  make_tx = functools.partial(
-    run.optimizer, learning_rate=run.schedule(timeline), timeline=timeline
+  examples = setup.Examples(
+    batch_size=batch_size,
+    count=100_000 * batch_size,  # is not known, and changes no shape
+    first={**example, 'label': 0},
+    num_classes=None if getattr(model, 'num_classes', None) else num_classes,
   )
-  loss_fn = make_loss(run.objective, model, run.preprocess, timeline)
-  teacher = loss_fn.teacher
-  more = (teacher.abstract_params(mesh, run.sharding),) if teacher else ()
-  _, state, step_fn = make_step(
-    model,
-    images=images,
-    loss_fn=loss_fn,
-    make_tx=make_tx,
-    mesh=mesh,
-    rules=run.sharding,
-    accum_steps=run.accum_steps,
-    ema_weight=run.ema,
-  )
-  batch = batch_shapes({**example, 'label': 0}, batch_size, mesh)
+  names = [field.name for field in dataclasses.fields(setup.Settings)]
+  settings = setup.Settings(**{name: getattr(run, name) for name in names})
+  choose = functools.partial(_with_attention, mesh=mesh)
+  ready = setup.make(settings, examples, mesh, run.sharding, choose)
+  model = ready.model
   with jax.set_mesh(mesh):
-    lowered = step_fn.lower(state, batch, *more)
-    step_flop = flops.count(step_fn, state, batch, *more) / mesh.size
+    lowered = ready.step.lower(*ready.shapes)
+    step_flop = flops.count(ready.step, *ready.shapes)
   heads = getattr(model, 'num_heads', None)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
-  flop = 3 * batch_size * flops.forward(model, images) / mesh.size
-  if 'objective' in state.params:  # more than one pass over each image
-    flop = step_flop
   argument_bytes = sum(  # of one device
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves((state, batch, more))
+    for x in jax.tree.leaves(ready.shapes)
   )
   return lowered, {
     'device_kind': devices[0].device_kind,
     'mesh': ', '.join(axes) or '1 device',
     'batch_size': batch_size,
-    'image_shape': 'x'.join(map(str, image_shape)),
+    'image_shape': 'x'.join(map(str, ready.images.shape[1:])),
     'num_classes': model.num_classes,
     'head_dim': heads and model.width // heads,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
-    'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
+    'parameters': ready.num_params,
     'arguments_gib': argument_bytes / GIB,
-    'model_tflop': flop / 1e12,
-    'step_tflop': step_flop / 1e12,
+    'model_tflop': ready.flops_per_step() / mesh.size / 1e12,
+    'step_tflop': step_flop / mesh.size / 1e12,
   }
 
 
-def _with_attention(model, images, mesh):
+def _with_attention(model, images, *, mesh, backward=True):
   """Return the model with the kernel for TPUs where attention='auto' allows it.
 
   A run measures what 'auto' is, see attention_choice.py. By the estimates for

@@ -1,0 +1,264 @@
+"""The set-up of a training run, from shapes; tools/compile shares it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.analysis import flops
+from vit_jax.config import Partial
+from vit_jax.data.pipeline import Data
+from vit_jax.durations import Interval, Timeline
+from vit_jax.evals.evaluators import check_class_names
+from vit_jax.models.layers import Normalize
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Ema, Schedule
+from vit_jax.parallel import sharding as layout
+from vit_jax.parallel.sharding import Rules
+from vit_jax.runs import compiled
+from vit_jax.step import (
+  Objective,
+  TrainState,
+  as_objective,
+  init_state,
+  train_step,
+)
+from vit_jax.types import (
+  Count,
+  LossFn,
+  MakeObjective,
+  Model,
+  Params,
+  Preprocess,
+  UserError,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """The arguments of `train` that decide what is trained."""
+
+  model: Model | functools.partial[Model]
+  objective: MakeObjective
+  optimizer: Optimizer
+  schedule: Schedule
+  total: Interval
+  preprocess: Preprocess = Normalize()
+  accum_steps: Count = 1
+  ema: Ema | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Examples:
+  """What the set-up needs to know of the training data."""
+
+  batch_size: int
+  count: int
+  first: Mapping[str, Any]
+  num_classes: int | None
+  class_names: Sequence[str] | None = None
+
+  @classmethod
+  def of(cls, data: Data) -> 'Examples':
+    return cls(
+      batch_size=data.batch_size,
+      count=len(data.source),
+      first=data.first_example(),
+      num_classes=getattr(data.source, 'num_classes', None),
+      class_names=getattr(data.source, 'class_names', None),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+  """Shapes, shardings and functions of a run; no array yet.
+
+  Attributes:
+    described: the model as its file describes it.
+    model: the same, with the attention that was chosen.
+    total_steps: length of the run.
+    images: of a batch of one float image.
+    init: function rng -> TrainState.
+    step: the jitted step, which donates the state that it is given.
+    shapes: of its arguments, with shardings: state, batch and, if there is one,
+      the teacher's parameters.
+  """
+
+  described: Model
+  model: Model
+  images: jax.ShapeDtypeStruct
+  timeline: Timeline
+  total_steps: int
+  objective: Objective
+  learning_rate: Callable[[Any], Any]
+  init: Callable[[jax.Array], TrainState]
+  step: Any
+  shapes: tuple[Any, ...]
+
+  @property
+  def state(self) -> TrainState:
+    """Shapes of the state."""
+    return self.shapes[0]
+
+  @property
+  def num_params(self) -> int:
+    return sum(x.size for x in jax.tree.leaves(self.state.params))
+
+  def flops_per_step(self) -> float:
+    """Return the operations of a step, on all devices."""
+    if 'objective' in self.state.params:  # more than one pass over each image
+      return compiled.reuse(flops.count, self.step, *self.shapes)
+    forward = compiled.reuse(flops.forward, self.model, self.images)
+    return 3 * self.timeline.batch_size * forward
+
+
+def make(
+  settings: Settings,
+  examples: Examples,
+  mesh: Any,
+  rules: Rules | None,
+  choose: Callable[..., Model],
+) -> Setup:
+  """Return the Setup of a run.
+
+  Devices of the mesh may be described only, to compile for them. `choose` is a
+  function (model, images, backward=...) -> the model with its attention.
+
+  Raises:
+    UserError: if the settings do not fit each other, the data or the mesh.
+  """
+  batch_size, accum_steps = examples.batch_size, settings.accum_steps
+  layout.check_batch_size(batch_size, mesh, parts=accum_steps)
+  shape = examples.first['image'].shape[-3:]  # of one of several views
+  images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+  timeline = Timeline(batch_size, examples.count)
+  total_steps = timeline.steps(settings.total)
+  timeline = dataclasses.replace(timeline, total_steps=total_steps)
+
+  described = with_num_classes(settings.model, examples.num_classes)
+  model = choose(described, images)
+  objective = as_objective(
+    compiled.reuse(settings.objective, model, preprocess=settings.preprocess)
+  ).of_run(timeline)
+  _check(objective, settings)
+  teacher_shapes = []
+  if teacher := objective.teacher:
+    remedy = '--config.objective.teacher.same_classes=True'
+    names = teacher.class_names, examples.class_names
+    check_class_names('teacher', *names, remedy)
+    teacher.model = choose(teacher.model, teacher.images, backward=False)
+    teacher_shapes.append(teacher.abstract_params(mesh, rules))
+
+  learning_rate = compiled.reuse(settings.schedule, timeline)
+  make_tx = Partial(
+    settings.optimizer, learning_rate=learning_rate, timeline=timeline
+  )
+  init, state, step = compiled.reuse(
+    make_step,
+    model,
+    images=images,
+    loss_fn=objective,
+    make_tx=make_tx,
+    mesh=mesh,
+    rules=rules,
+    accum_steps=accum_steps,
+    ema_weight=settings.ema,
+  )
+  batch = compiled.batch_shapes(examples.first, batch_size, mesh)
+  return Setup(
+    described=described,
+    model=model,
+    images=images,
+    timeline=timeline,
+    total_steps=total_steps,
+    objective=objective,
+    learning_rate=learning_rate,
+    init=init,
+    step=step,
+    shapes=(state, batch, *teacher_shapes),
+  )
+
+
+def _check(objective, settings):
+  if settings.ema and objective.ema_weight:
+    raise UserError(
+      f'ema={settings.ema}, but the teacher of this objective is an EMA with a '
+      'momentum of its own. Leave ema out, and set --config.objective.momentum.'
+    )
+  if settings.accum_steps > 1 and objective.whole_batch:
+    raise UserError(
+      f'accum_steps={settings.accum_steps}, but the loss of this objective '
+      'compares all images of a batch. Leave accum_steps out, and use a '
+      'smaller batch.'
+    )
+
+
+def make_step(
+  model: Model,
+  *,
+  images: jax.ShapeDtypeStruct,
+  loss_fn: LossFn,
+  make_tx: Callable[[Params], Any],
+  mesh: Any,
+  rules: Rules | None = None,
+  accum_steps: int = 1,
+  ema_weight: Callable[[jax.Array], Any] | None = None,
+) -> tuple[Callable[..., TrainState], TrainState, Any]:
+  """Return (init, abstract_state, step_fn) of `train_step`.
+
+  They are rng -> TrainState; ShapeDtypeStructs with shardings; and the jitted
+  step. `make_tx` makes the optax transformation for parameters; rules of None
+  are `sharding.rules_for(mesh)`.
+  """
+  ema_weight = as_objective(loss_fn).ema_weight or ema_weight
+  init = functools.partial(
+    init_state,
+    model=model,
+    images=images,
+    tx=make_tx,
+    ema=ema_weight is not None,
+    loss_fn=loss_fn,
+  )
+  abstract_state = jax.eval_shape(init, jax.random.key(0))
+  rules = layout.rules_for(mesh) if rules is None else rules
+  shardings = layout.infer(abstract_state, rules, mesh)
+  step_fn = functools.partial(
+    train_step,
+    loss_fn=loss_fn,
+    tx=make_tx(abstract_state.params),
+    accum_steps=accum_steps,
+    ema_weight=ema_weight,
+  )
+  outputs = (shardings, layout.replicated(mesh))
+  # Costly passes take longer than they save in a program that runs once.
+  on_cpu = mesh.devices.flat[0].platform == 'cpu'
+  options = {'xla_backend_optimization_level': 1} if on_cpu else None
+  return (
+    jax.jit(init, out_shardings=shardings, compiler_options=options),
+    layout.annotate(abstract_state, shardings),
+    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
+  )
+
+
+def with_num_classes(model: Any, found: int | None) -> Any:
+  """Return the model with the number of classes of the data if it has none."""
+  is_partial = isinstance(model, functools.partial)
+  given = None if is_partial else getattr(model, 'num_classes', None)
+  if given is None and found is None:
+    raise UserError(
+      'The training data does not say how many classes it has. Add '
+      '--config.model.num_classes=N, or, for data with names, a file with one '
+      'name per line: --config.data.source.class_names=FILE'
+    )
+  if given is not None and found is not None and given < found:
+    raise UserError(
+      f'model.num_classes={given}, but the training data has {found} classes. '
+      f'Add --config.model.num_classes={found}'
+    )
+  if given is not None:
+    return model
+  make = model if is_partial else model.clone
+  return make(num_classes=found)
