@@ -1,4 +1,4 @@
-r"""Pre-training on your own images without labels: LeJEPA, DINO or MAE.
+r"""Pre-training on your own images without labels: LeJEPA, DINO, MAE, others.
 
     python -m vit_jax.main --config=configs/pretrain_folder.py:lejepa,S/16 \
         --config.data.source.path=PATH --workdir=DIR
@@ -11,64 +11,177 @@ nearest neighbours of ten images, and curves: the loss, and the rank and spread
 of the representation, which fall if it collapses.
 
 Arguments (separated by commas; the first of a list is the default):
-  lejepa     crops of an image agree, and all images are spread out; no teacher
-  dino       crops of an image agree with a teacher, the EMA of the student
-  mae        the pixels of hidden patches are predicted: one view, and a good
-             start for fine-tuning, but the worst features without it
-  visreg, simdino   other losses of lejepa and dino
+{words}
   S/16, ...  the model, one of MODELS; or from_weights: continue from the model
              and weights of --config.init_from.path, in any format
   size=224   pixels of the large crops
   local=96   pixels of the small crops, a multiple of the patches (98 for 14)
   epochs=200 visits of each image
   batch=128  images
-  lr=RATE    the defaults are below
+  lr=RATE    the defaults are those of METHODS
   labels     PATH/CLASS/IMAGE: a tenth of each class is held out, and nearest
              neighbours and a linear classifier predict its classes
-  imagenet   the published settings for ImageNet-1k instead, see below
+  imagenet   the published batches and epochs for ImageNet-1k instead
   folder     of `imagenet`: PATH/train/CLASS and PATH/val/CLASS, not TFDS
   tiny       seconds on a CPU, to try out the data
 
-Settings, for both: mae has rates of 1.5e-4 per 256 images, AdamW with b2 0.95
-and weight decay 0.05, 5% of warm-up; dino 5e-4 per 256 images, weight decay
-from 0.04 to 0.4, clipping at norm 3, 10% of warm-up; lejepa 5e-4, weight decay
-0.05, 5% of warm-up; dino and lejepa have stochastic depth 0.1. A teacher of
-small batches changes more slowly (momentum 0.9995), as its authors advise.
-
-With such settings, without tuning, ViT-S/16 reached on Imagenette (9,469 images
-of 224 px, 200 epochs; linear / 20 nearest neighbours, %): VISReg 90.2 / 86.5,
-LeJEPA 87.1 / 85.4, DINO 86.1 / 83.8, MAE 84.1 / 72.1 (stable-pretraining's
-benchmark). With 500 images expect much less.
-
-`imagenet`: mae is B/16 in batches of 4,096 for 800 epochs, fine-tuned 83.6%
-(from memory of the paper); dino S/16 in batches of 1,024 for 100 epochs: 74.0%
-linear, 69.3% kNN (300 epochs: 76.0, 73.3); simdino B/16, 100 epochs: 77.3%
-linear; lejepa S/16 in batches of 512 for 100 epochs: 64.0% linear, by lightly
-(its authors have not published their settings).
+The teacher of small batches changes more slowly (momentum 0.9995), as the
+authors of DINO advise. What METHODS says of results was published: on
+Imagenette (9,469 images of 224 px) after 200 epochs of ViT-S/16, without
+tuning, by stable-pretraining; with 500 images expect much less.
 """
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from configs import arguments, common, finetune
 
 MODELS = ('S/16', 'from_weights', 'Ti/16', 'B/16', 'L/16', 'H/14')
-METHODS = ('lejepa', 'dino', 'mae', 'visreg', 'simdino')
-IMAGENET = {  # images in a batch, epochs
-  'mae': (4096, 800.0),
-  'dino': (1024, 100.0),
-  'lejepa': (512, 100.0),
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+  """A way of learning without labels, in all that names it.
+
+  Attributes:
+    learns, step: what is learned, and from which images.
+    imagenette, on_imagenet: published results, see above; '': none.
+    tiny: more arguments of the objective, for `tiny`.
+    fit: function (config, model), changes what batch and model decide.
+    crops: arguments of MultiCrop; None: one crop, of 0.2 to 1 of the area.
+    posemb: None: that of the model.
+    schedule: its lr is for 256 images if `scaled`.
+    imagenet: published images in a batch, and epochs.
+  """
+
+  learns: str
+  step: str
+  imagenette: str = ''
+  on_imagenet: str = ''
+  objective: Mapping[str, Any]
+  tiny: Mapping[str, Any]
+  fit: Callable[[Any, str], None] = lambda config, model: None
+  crops: Mapping[str, Any] | None = None
+  posemb: Mapping[str, Any] | None = None
+  optimizer: Mapping[str, Any]
+  schedule: Mapping[str, Any]
+  scaled: bool = True
+  imagenet: tuple[int, float]
+
+
+def slow_teacher(config, model):
+  if config.data.batch_size < 512:
+    config.objective.momentum = 0.9995
+
+
+def dino_of_batch(config, model):
+  slow_teacher(config, model)
+  config.objective.head = {'norm_last_layer': not model.startswith('S')}
+
+
+def sigreg_of_batch(config, model):
+  """Set the weight, which is for batches of 256."""
+  weight = min(0.5, 0.02 * 256 / config.data.batch_size)
+  regularizer = common.make('objectives.lejepa.Sigreg', weight=weight)
+  config.objective.regularizer = regularizer
+
+
+LEJEPA = Method(
+  learns='crops of an image agree, and all images are spread out normally',
+  step='2 large and 6 small crops',
+  imagenette='87.1% linear, 85.4% kNN',
+  on_imagenet='S/16: 64.0% linear, by lightly; its authors published no recipe',
+  objective=common.make('objectives.lejepa.LeJepa'),
+  tiny={'projector': {'embedding': 32, 'hidden': (64,)}},
+  fit=sigreg_of_batch,
+  crops={'area': (0.3, 1.0), 'local_count': 6, 'local_area': (0.05, 0.3)},
+  optimizer=common.adam(weight_decay=0.05),
+  schedule={'lr': 5e-4, 'warmup_fraction': 0.05, 'end_lr': 5e-7},
+  scaled=False,
+  imagenet=(512, 100.0),
+)
+DINO = Method(
+  learns='crops agree with a teacher, the moving average of the student',
+  step='2 large and 8 small crops, 2 of the teacher',
+  imagenette='86.1%, 83.8%',
+  on_imagenet='S/16: 74.0% linear, 69.3% kNN; after 300 epochs 76.0%, 73.3%',
+  objective=common.make(
+    'objectives.dino.Dino',
+    teacher_temperature=0.07,
+    teacher_warmup_fraction=0.3,
+  ),
+  tiny={'head': {'hidden': 32, 'bottleneck': 16, 'outputs': 64}},
+  fit=dino_of_batch,
+  crops={'area': (0.4, 1.0), 'local_count': 8, 'local_area': (0.05, 0.4)},
+  posemb=common.make('models.posemb.Learned', resize_method='dinov2_offset'),
+  optimizer=common.adam(
+    weight_decay=0.04,
+    final_weight_decay=0.4,
+    clip_norm=3.0,
+    decay_mask=('(.*/)?kernel', 'cls', '.*pos_embedding'),  # no biases, norms
+  ),
+  schedule={'lr': 5e-4, 'warmup_fraction': 0.1, 'end_lr': 1e-6},
+  imagenet=(1024, 100.0),
+)
+METHODS = {
+  'lejepa': LEJEPA,
+  'dino': DINO,
+  'mae': Method(
+    learns='the pixels of hidden patches: a good start for fine-tuning',
+    step='a quarter of the patches, and a small decoder',
+    imagenette='84.1%, 72.1%',
+    on_imagenet='B/16: 83.6% fine-tuned (from memory of the paper)',
+    objective=common.make('objectives.mae.Mae'),
+    tiny={'decoder': {'width': 32, 'depth': 1, 'num_heads': 2}},
+    posemb=common.make('models.posemb.SinCos2d'),
+    optimizer=common.adam(b2=0.95, weight_decay=0.05),
+    schedule={'lr': 1.5e-4, 'warmup_fraction': 0.05},
+    imagenet=(4096, 800.0),
+  ),
+  'visreg': dataclasses.replace(
+    LEJEPA,
+    learns='as lejepa, with a cheaper comparison with the normal distribution',
+    imagenette='90.2%, 86.5%',
+    on_imagenet='',
+    objective=common.make(
+      'objectives.lejepa.LeJepa',
+      regularizer=common.make('objectives.lejepa.Visreg'),
+    ),
+    fit=Method.fit,
+  ),
+  'simdino': dataclasses.replace(
+    DINO,
+    learns='as dino, with a coding rate instead of prototypes and a centre',
+    imagenette='',
+    on_imagenet='B/16: 77.3% linear',
+    objective=common.make('objectives.dino.SimDino'),
+    fit=slow_teacher,
+  ),
 }
-TINY = {
-  'mae': {'decoder': {'width': 32, 'depth': 1, 'num_heads': 2}},
-  'dino': {'head': {'hidden': 32, 'bottleneck': 16, 'outputs': 64}},
-  'lejepa': {'projector': {'embedding': 32, 'hidden': (64,)}},
-}
-FAMILY = {'visreg': 'lejepa', 'simdino': 'dino'}
+
+
+def table():
+  """Return the rows of docs/self_supervised.md."""
+  head = ' method | what is learned | one step | Imagenette | ImageNet '
+  rows = [
+    f' `{name}` | {x.learns} | {x.step} | {x.imagenette} | {x.on_imagenet} '
+    for name, x in METHODS.items()
+  ]
+  return '\n'.join(f'|{row}|' for row in (head, '---|' * 4 + '---', *rows))
+
+
+__doc__ = __doc__.replace(
+  '{words}',
+  '\n'.join(f'  {name:10} {x.learns}' for name, x in METHODS.items()),
+)
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument,
     ('labels', 'imagenet', 'folder', 'tiny'),
-    method=METHODS,
+    method=tuple(METHODS),
     model=MODELS,
     size=224,
     local=int,
@@ -76,20 +189,20 @@ def get_config(argument=''):
     batch=int,
     lr=float,
   )
-  family = FAMILY.get(args.method, args.method)
+  method = METHODS[args.method]
   unused = {
-    'local': args.local and family == 'mae',
+    'local': args.local and not method.crops,
     'labels': args.labels and args.imagenet,
     'folder': args.folder and not args.imagenet,
   }
   for word in filter(unused.get, unused):
     raise ValueError(f'{word!r} does not go with the other words.')
-  batch, epochs = IMAGENET[family] if args.imagenet else (128, 200.0)
+  batch, epochs = method.imagenet if args.imagenet else (128, 200.0)
   batch, epochs = args.batch or batch, args.epochs or epochs
   config = common.training()
   config.total_epochs = epochs
   source, held_out = sources(args)
-  config.data = common.data(source, (), batch_size=batch)
+  config.data = common.data(source, crops(args, method), batch_size=batch)
   config.data.labels = False
   if args.model == 'from_weights':
     config.init_from = {'path': common.placeholder(str)}
@@ -97,13 +210,32 @@ def get_config(argument=''):
     config.preprocess = finetune.follow(config, 'preprocess')
   else:
     config.model = common.model(args.model, num_classes=0)
-  SETTINGS[family](config, args)
+    if method.crops:
+      config.model.stochastic_depth = 0.1
+    if method.posemb:
+      config.model.posemb = method.posemb
+  config.objective = dict(method.objective)
+  method.fit(config, args.model)
   if args.tiny:
-    config.objective.update(TINY[family])
+    config.objective.update(method.tiny)
+  config.optimizer = method.optimizer
+  config.schedule = {'decay': 'cosine', **method.schedule}
+  if method.scaled:
+    config.schedule.lr *= batch / 256
   if args.lr:
     config.schedule.lr = args.lr
   config.evals = evaluators(config, args, held_out)
   return common.finish(config, args)
+
+
+def crops(args, method):
+  """Return the transforms of the training images."""
+  if not method.crops:
+    return common.inception_crop(
+      args.size, area=(0.2, 1.0), interpolation='bicubic', antialias=True
+    )
+  sizes = {'size': args.size, 'local_size': args.local or 96}
+  return (common.make('data.transforms.MultiCrop', **sizes, **method.crops),)
 
 
 def sources(args):
@@ -115,68 +247,6 @@ def sources(args):
     source, held_out = common.own_classes(10)
     return source, held_out['test']
   return common.own_images('[:]', channels=3, classes=False), None
-
-
-def mae(config, args):
-  crop = common.inception_crop(
-    args.size, area=(0.2, 1.0), interpolation='bicubic', antialias=True
-  )
-  config.data.transforms = crop
-  config.objective = common.make('objectives.mae.Mae')
-  config.optimizer = common.adam(b2=0.95, weight_decay=0.05)
-  schedule(config, 1.5e-4 * config.data.batch_size / 256, 0.05)
-  if args.model != 'from_weights':
-    config.model.posemb = common.make('models.posemb.SinCos2d')
-
-
-def dino(config, args):
-  crop(config, args, (0.4, 1.0), 8, (0.05, 0.4))
-  name = {'dino': 'Dino', 'simdino': 'SimDino'}[args.method]
-  config.objective = common.make(f'objectives.dino.{name}')
-  if config.data.batch_size < 512:
-    config.objective.momentum = 0.9995
-  config.optimizer = common.adam(weight_decay=0.04, clip_norm=3.0)
-  config.optimizer.final_weight_decay = 0.4
-  schedule(config, 5e-4 * config.data.batch_size / 256, 0.1, end_lr=1e-6)
-  mask = ('(.*/)?kernel', 'cls', '.*pos_embedding')
-  config.optimizer.decay_mask = mask  # all but biases and norms
-  if args.model != 'from_weights':
-    posemb = common.make('models.posemb.Learned', resize_method='dinov2_offset')
-    config.model.posemb = posemb
-  if args.method == 'dino':
-    config.objective.teacher_temperature = 0.07
-    head = {'norm_last_layer': not args.model.startswith('S')}
-    config.objective.update(head=head, teacher_warmup_fraction=0.3)
-
-
-def lejepa(config, args):
-  crop(config, args, (0.3, 1.0), 6, (0.05, 0.3))
-  regularizer = common.make('objectives.lejepa.Visreg')
-  if args.method == 'lejepa':  # its weight is for batches of 256
-    weight = min(0.5, 0.02 * 256 / config.data.batch_size)
-    regularizer = common.make('objectives.lejepa.Sigreg', weight=weight)
-  config.objective = common.make('objectives.lejepa.LeJepa')
-  config.objective.regularizer = regularizer
-  config.optimizer = common.adam(weight_decay=0.05)
-  schedule(config, 5e-4, 0.05, end_lr=5e-7)
-
-
-SETTINGS = {x.__name__: x for x in (mae, dino, lejepa)}
-
-
-def schedule(config, lr, warmup, **fields):
-  fields |= {'lr': lr, 'decay': 'cosine', 'warmup_fraction': warmup}
-  config.schedule = fields
-
-
-def crop(config, args, area, local_count, local_area):
-  """Cut two large crops of each image, and small ones."""
-  crops = {'size': args.size, 'area': area, 'local_size': args.local or 96}
-  crops |= {'local_count': local_count, 'local_area': local_area}
-  crops = common.make('data.transforms.MultiCrop', **crops)
-  config.data.transforms = (crops,)
-  if args.model != 'from_weights':
-    config.model.stochastic_depth = 0.1
 
 
 def evaluators(config, args, held_out):

@@ -13,6 +13,7 @@ to its page, and a link to any other file becomes text.
 
 import ast
 import importlib
+import inspect
 import io
 import pathlib
 import posixpath
@@ -124,7 +125,11 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **kwargs):
-  """Lead links into the repository to pages of the site."""
+  """Lead links into the repository to pages of the site, and fill in tables.
+
+  `<!-- configs.NAME.FUNCTION -->` stands for the text that it returns.
+  """
+  markdown = re.sub(r'<!-- (configs\.\w+)\.(\w+) -->', _call, markdown)
   generated = kwargs['config'].generated
   here = page.file.src_uri
   origin = {new: old for old, new in COPIED.items()}.get(here, f'docs/{here}')
@@ -144,6 +149,11 @@ def on_page_markdown(markdown, page, **kwargs):
     return f'{image}[{text}]({target}{hash_}{anchor})'
 
   return _LINK.sub(lead, markdown)
+
+
+def _call(found):
+  module, name = found.groups()
+  return getattr(importlib.import_module(module), name)()
 
 
 def _broken(line, width=68):
@@ -194,9 +204,9 @@ def config_pages():
 
   pages, targets, rows = {}, {}, []
   for path in sorted((ROOT / 'configs').glob('*.py')):
-    doc = ast.get_docstring(ast.parse(path.read_text()))
     if 'def get_config' not in path.read_text():
       continue
+    doc = inspect.getdoc(importlib.import_module(f'configs.{path.stem}'))
     page = f'configs/{path.stem}.md'
     loaded = config.load(path)
     for name in _targets(loaded):

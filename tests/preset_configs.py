@@ -14,6 +14,19 @@ from vit_jax.weights.bundle import Weights
 from vit_jax.zoo import names
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+
+def load_module(name):
+  # Users start in the root of the repository and import configs from there.
+  if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+  return importlib.import_module(f'configs.{name}')
+
+
+def load_config(name, argument=''):
+  return load_module(name).get_config(argument)
+
+
 _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'ablations': """
     positions pooling head axial optimizer
@@ -79,8 +92,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'pretrain_folder': """
     default dino,labels mae,B/16,size=192 visreg,B/16,epochs=9,batch=64
     simdino,lr=1e-3 lejepa,from_weights mae,imagenet,B/16 dino,imagenet,folder
-    simdino,imagenet,B/16 lejepa,imagenet,Ti/16,tiny mae,labels,tiny dino,tiny
-    simdino,tiny visreg,tiny lejepa,H/14,local=98,tiny
+    lejepa,imagenet,Ti/16,tiny mae,labels,tiny lejepa,H/14,local=98,tiny
   """,
   'pretrain_paper': """
     B/16 imagenet,H/14 imagenet,B/16,folder,epochs=90 imagenet,B/16,tiny
@@ -129,6 +141,8 @@ VARIANTS = {
   name: tuple(x.replace('default', '') for x in text.split())
   for name, text in _ARGUMENTS.items()
 }
+for _name in load_module('pretrain_folder').METHODS:
+  VARIANTS['pretrain_folder'] += (f'{_name},tiny', f'{_name},imagenet')
 CLASSES = {  # of TFDS sets; 'folder' is a folder of the user's
   'imagenet2012': 1000,
   'imagenet21k': 21_843,
@@ -143,17 +157,6 @@ CLASSES = {  # of TFDS sets; 'folder' is a folder of the user's
   'kitti': 4,
   'folder': 5,
 }
-
-
-def load_module(name):
-  # Users start in the root of the repository and import configs from there.
-  if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-  return importlib.import_module(f'configs.{name}')
-
-
-def load_config(name, argument=''):
-  return load_module(name).get_config(argument)
 
 
 KINDS = {}  # {config: what its `run` is}

@@ -155,11 +155,8 @@ def test_tiny_pretraining_runs(name, argument, pretrained):
 @pytest.mark.parametrize(
   'argument',
   [
-    'mae',
-    *(
-      pytest.param(x, marks=pytest.mark.slow)
-      for x in ('lejepa,labels', 'dino,labels', 'simdino', 'visreg')
-    ),
+    pytest.param(x, marks=[] if x == 'mae' else pytest.mark.slow)
+    for x in (*load_module('pretrain_folder').METHODS, 'lejepa,labels')
   ],
 )
 def test_tiny_pretraining_without_labels(argument, image_folder, tmp_path):
@@ -172,7 +169,7 @@ def test_tiny_pretraining_without_labels(argument, image_folder, tmp_path):
   assert np.isfinite(record['train/loss']) and record['watch/rank'] >= 1
   assert ('labels/own/linear/accuracy' in record) == ('labels' in argument)
   sheets = sorted(x.name for x in (tmp_path / 'run').glob('sheet-*.png'))
-  assert len(sheets) == 3 and 'nearest' in sheets[-1]
+  assert len(sheets) >= 2 and 'nearest' in sheets[-1]
   for name, words in (
     ('finetune', 'folder,size=32,tiny'),
     ('pretrain_folder', f'{argument},from_weights,tiny'),

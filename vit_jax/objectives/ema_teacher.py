@@ -8,19 +8,23 @@ import jax
 from vit_jax.durations import Timeline
 from vit_jax.optim.schedules import Schedule
 from vit_jax.step import Objective
-from vit_jax.types import Rate
+from vit_jax.types import Preprocess, Rate
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class EmaTeacher(Objective):
   """Base of an objective whose teacher is `context.ema`.
 
   Attributes:
+    model, preprocess: of the student.
     momentum: weight of the former teacher; rises to 1 on half a cosine. 0.9995
       is advised for batches of 256.
     timeline: that of the run, see `of_run`.
   """
 
+  model: Any
+  _: dataclasses.KW_ONLY
+  preprocess: Preprocess
   momentum: Rate = 0.996
   timeline: Any = None
 
