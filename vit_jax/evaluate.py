@@ -130,7 +130,12 @@ def evaluate(
   stopwatch.lap('evals')
   written = confusion.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
-  new = Writer(workdir, writers=writers, config=provenance.config)
+  new = Writer(
+    workdir,
+    writers=writers,
+    config=provenance.config,
+    kinds=evaluators_lib.kinds(evaluators),
+  )
   with contextlib.closing(new) as writer:
     writer.write(step, results | stopwatch.record())
   rows = [(name, str(round(value, 4))) for name, value in results.items()]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,11 @@ import optax
 
 from vit_jax.durations import Timeline
 from vit_jax.types import (
+  LOSS,
+  RATE,
   Array,
   Batch,
+  Kinds,
   LossFn,
   Metrics,
   Model,
@@ -68,12 +71,14 @@ class Objective:
       model are an argument of the step.
     ema_weight: function step -> weight of the EMA, see optim.schedules.Ema;
       None: the run decides whether there is an EMA.
+    kinds: what its metrics are.
   """
 
   activation: str = 'softmax'
   whole_batch: bool = False
   teacher: Any = None
   ema_weight: Callable[[jax.Array], Any] | None = None
+  kinds: ClassVar[Kinds] = {'loss': LOSS, 'accuracy': RATE}
 
   def __call__(
     self,

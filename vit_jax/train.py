@@ -206,6 +206,7 @@ def train(
       flops_per_step=ready.flops_per_step(),
       stopwatch=stopwatch,
       config=provenance.config,
+      kinds=_kinds(ready.objective, evaluators),
       before_write=claim.check,
     )
     terminal.say(f'{_headline(ready, mesh)}\n{origin}; compiling ...')
@@ -276,6 +277,11 @@ def _transforms(evaluators):
   """Return those of the first evaluator that has some; None: none has."""
   found = (getattr(x, 'transforms', ()) for x in evaluators.values())
   return next(filter(None, found), None)
+
+
+def _kinds(objective, evaluators):
+  of_steps = {f'train/{k}': x for k, x in objective.kinds.items()}
+  return of_steps | evaluators_lib.kinds(evaluators)
 
 
 def _headline(ready, mesh):

@@ -121,6 +121,42 @@ FlatParams = Mapping[str, Any]  # {path: array}, see tree.py
 Batch = Mapping[str, Any]  # arrays [B, ...], by name
 Metrics = dict[str, JaxArray]  # scalars
 
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """What a metric is, for those who show it.
+
+  Attributes:
+    unit: '%' of a fraction, which pages show in percent; '': none.
+    better: 'higher' or 'lower'; '': neither.
+    main: whether summaries show it.
+    detail: whether only files and tables of details have it.
+    group: of its chart; '': accounts and bounds, of which there is none.
+    heading, form: on the terminal; '': the name of the metric.
+  """
+
+  unit: str = ''
+  better: str = ''
+  main: bool = False
+  detail: bool = False
+  group: str = 'Results'
+  heading: str = ''
+  form: str = '{:.4g}'
+
+
+Kinds = Mapping[str, Kind]  # by name; 'NAME/' is of all below it
+LOSS, RATE = Kind(better='lower'), Kind('%', 'higher')
+ACCURACY = Kind('%', 'higher', main=True)
+DETAIL, ACCOUNT = Kind(detail=True), Kind(group='')
+
+
+def kind_of(name: str, kinds: Kinds) -> Kind:
+  """Return the kind of a metric; the longest name counts."""
+  parts = name.split('/')
+  above = ('/'.join([*parts[:i], '']) for i in range(len(parts) - 1, 0, -1))
+  return next((kinds[x] for x in (name, *above) if x in kinds), Kind())
+
+
 # Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
 # images of the same shape.
 Preprocess = Callable[[Any], JaxArray]

@@ -120,7 +120,7 @@ def test_each_image_is_read_once_for_all_readouts():
   assert read == [31, 29, 30, 9, 12]
   assert spies['a'].splits == spies['b'].splits
   assert len(spies['a'].splits[2].y) == 9
-  assert evaluator.metrics == [
+  assert [*evaluator.metrics] == [
     f'{name}/{key}/' for name in ('one', 'two', 'mean') for key in 'ab'
   ]
   assert found == {

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.evals.classification import Predictions
+from vit_jax.evals.classification import Classification, Predictions
 from vit_jax.reports import charts, confusion, page, table
+from vit_jax.runs.metrics import OF_A_RUN
 from vit_jax.tools import report
 
+KINDS = OF_A_RUN | {f'val/{k}': x for k, x in Classification.metrics.items()}
 NASTY = '</script><img src=x onerror=alert(1)>&"\''
 
 
@@ -23,6 +25,8 @@ def write_run(folder, records, **files):
   folder.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
     (folder / f'{name}.json').write_text(json.dumps(content))
+  kinds = json.dumps({name: vars(x) for name, x in KINDS.items()})
+  (folder / 'kinds.json').write_text(kinds)
   lines = [json.dumps(record) + '\n' for record in records]
   if lines:
     (folder / 'metrics.jsonl').write_text(''.join(lines))
@@ -190,9 +194,11 @@ def test_the_last_lines_of_a_command(tmp_path):
   assert caution in (run / 'report.html').read_text()
   table.publish(run, 'table', 'Accuracy (%)', ['', 'a'], [['b', '1']], {})
   assert f'# Accuracy (%). {caution}\n' in (run / 'table.md').read_text()
-  config |= {'objective': {'target': 'x.masked_patches.x'}, 'data': {}}
+  config |= {'data': {'labels': False}}
   other = write_run(tmp_path / 'other', [], config=config)
   assert page.closing(other).splitlines()[1:] == [
+    f'  python -m vit_jax.tools.predict --weights={other} '
+    f'--features={other}/features.npz IMAGE.jpg',
     f'  python -m vit_jax.tools.look --weights={other} --output={other}/look '
     'IMAGE.jpg',
     f'Report: {other}',
@@ -241,7 +247,7 @@ def test_an_error_does_not_fail_the_run(tmp_path, capsys, monkeypatch):
 
 
 def test_charts_have_a_line_for_each_split():
-  loss, accuracy, lr, speed = charts.of_run(training())
+  loss, accuracy, lr, speed = charts.of_run(training(), KINDS)
   assert [x['title'] for x in (loss, accuracy, lr, speed)] == [
     *('loss', 'accuracy (%)', 'lr', 'images_per_s')
   ]
@@ -252,18 +258,19 @@ def test_charts_have_a_line_for_each_split():
   steps, values = loss['lines']['train']
   assert steps == list(range(10, 101, 10)) and values[0] == 0.3
   assert not loss['log']
-  runs = [('a_1', '', training()), ('b', '', []), ('c', '', training(steps=20))]
-  first, *others = charts.of_study(runs)
+  runs = {'a_1': training(), 'b': [], 'c': training(steps=20)}
+  first, *others = charts.of_study((k, '', x, KINDS) for k, x in runs.items())
   assert first['title'] == 'train/loss' and first['group'] == 'a, c'
   assert first['lines'].keys() == {'a_1', 'c'}
-  assert [x['title'] for x in others] == ['val/loss', 'val/accuracy (%)']
+  assert [x['title'] for x in others] == ['val/accuracy (%)', 'val/loss']
   wide = [{'step': i, 'train/loss': 10.0**-i} for i in range(5)]
-  assert charts.of_run(wide)[0]['log']
+  assert charts.of_run(wide, KINDS)[0]['log']
 
 
 def test_seeds_are_a_mean_and_a_band():
-  seeds = [(f'a_seed{i}', 'x', training(lr=i, steps=30)) for i in (0, 2)]
-  mean, alone = charts.of_study([*seeds, ('b_seed0', 'y', training(steps=20))])
+  runs = [(f'a_seed{i}', 'x', training(lr=i, steps=30)) for i in (0, 2)]
+  runs.append(('b_seed0', 'y', training(steps=20)))
+  mean, alone = charts.of_study((*run, KINDS) for run in runs)
   steps, values, stds = mean['lines']['a']
   assert (mean['group'], steps) == ('a', [10, 20, 30])
   np.testing.assert_allclose(values, 1 + 2 / np.array(steps), rtol=1e-5)

@@ -17,8 +17,14 @@ from vit_jax import config
 from vit_jax.durations import Timeline, steps
 from vit_jax.io import terminal
 from vit_jax.runs import metrics
-from vit_jax.runs.metrics import Monitor, NonFiniteError, Writer, read_records
-from vit_jax.types import UserError
+from vit_jax.runs.metrics import (
+  OF_A_RUN,
+  Monitor,
+  NonFiniteError,
+  Writer,
+  read_records,
+)
+from vit_jax.types import DETAIL, UserError
 
 
 def make_monitor(workdir, **kwargs):
@@ -244,7 +250,6 @@ def test_terminal_line():
     'train/loss': 1.23456,
     'train/lr': 3e-4,
     'train/grad_norm': 0.98765,
-    'train/accuracy': 0.5,
     'images_per_s': 12345.6,
     'mfu': 0.4321,
     'data_wait': 0.25,
@@ -252,12 +257,12 @@ def test_terminal_line():
     'data_wait/decoding': 0.05,
     'memory_gb': 1.26,
     'val/accuracy': 0.98765,
-    'val/ece': 0.1,
     'few/5shot_seed0': 0.1,
     'exaflops': 0.1,
     'eta_s': 3725.4,
   }
-  assert terminal.line(record) == (
+  kinds = OF_A_RUN | {'few/': DETAIL}
+  assert terminal.line(record, kinds) == (
     'loss 1.235 | lr 3.00e-04 | grad 0.988 | img/s 12,346 | mfu 43.2% | '
     'data wait 25% | mem 1.3GB | val/accuracy 0.9877 | eta 1:02:05'
   )
@@ -279,7 +284,7 @@ def test_a_terminal_shows_a_bar(capsys, monkeypatch):
   for name, value in (('FORCE_COLOR', '1'), ('TERM', 'xterm')):
     monkeypatch.setenv(name, value)
   monkeypatch.setenv('COLUMNS', '80')
-  shown = terminal.Terminal(0, 100_000)
+  shown = terminal.Terminal(0, 100_000, {})
   shown.advance(99_000)
   terminal.say('a line')
   shown.close()

@@ -2,17 +2,28 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import views
-from vit_jax.evals.collect import SplitEvaluator, means
+from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.types import Batch, Params, UserError
+from vit_jax.types import (
+  ACCURACY,
+  DETAIL,
+  LOSS,
+  RATE,
+  Batch,
+  Kind,
+  Kinds,
+  Params,
+  UserError,
+)
 
+BOUND = Kind('%', group='')
 _RATES = 'accuracy', 'top5_accuracy'  # fractions of examples
 _MEANS = (*_RATES, 'loss')
 
@@ -83,11 +94,17 @@ class Classification(SplitEvaluator):
       self._classes = np.unique(occur)
     self.predictions: Predictions | None = None
 
-  @property
-  def metrics(self) -> list[str]:
-    names = [*_MEANS, 'ece', 'mean_per_class_accuracy', 'class_accuracy/']
-    names += [f'{name}_{end}' for name in _RATES for end in ('low', 'high')]
-    return [*names, 'num_examples', 'num_unlabelled', 'skipped']
+  metrics: ClassVar[Kinds] = {
+    'accuracy': ACCURACY,
+    'top5_accuracy': RATE,
+    'loss': LOSS,
+    'ece': LOSS,
+    'mean_per_class_accuracy': RATE,
+    'class_accuracy/': dataclasses.replace(RATE, detail=True),
+    **{f'{name}_{end}': BOUND for name in _RATES for end in ('low', 'high')},
+    **COUNTS,
+    'num_unlabelled': DETAIL,
+  }
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     images, labels = batch['image'], batch['label']

@@ -17,8 +17,9 @@ from jax.sharding import Mesh
 from vit_jax.data.pipeline import Data
 from vit_jax.io import terminal
 from vit_jax.parallel import sharding
-from vit_jax.types import Batch, Params, Preprocess
+from vit_jax.types import DETAIL, Batch, Params, Preprocess
 
+COUNTS = {'num_examples': DETAIL, 'skipped': DETAIL}
 # {name: [N, ...]}, a row for each example.
 Columns = dict[str, np.ndarray]
 

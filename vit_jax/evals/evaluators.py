@@ -5,8 +5,8 @@ is made by a class or function that takes `(model, *, preprocess, mesh)` and the
 arguments of its config. Optional attributes of an evaluator:
 
   check(abstract_params)  raises an error before the first training step
-  metrics                 names of what `run` returns, to check the metric of
-                          the best checkpoint; 'NAME/' for all below it
+  metrics                 {name: types.Kind} of what `run` returns; 'NAME/' is
+                          of all below it
   class_names             of the data; the model must have the same
   predictions             `evals.classification.Predictions` of the last run,
                           which are then written, see reports/confusion.py
@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.runs import compiled
-from vit_jax.types import Model, Params, Preprocess, UserError
+from vit_jax.types import Kind, Model, Params, Preprocess, UserError
 
 
 class Evaluator(Protocol):
@@ -113,6 +113,15 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
   with jax.transfer_guard('allow'), compiled.explaining(remedy):
     found = evaluator.run(params)
     return {str(k): np.asarray(value).item() for k, value in found.items()}
+
+
+def kinds(evaluators: Mapping[str, Evaluator]) -> dict[str, Kind]:
+  """Return what the metrics of evaluators are, {'EVALUATOR/METRIC': Kind}."""
+  return {
+    f'{name}/{metric}': kind
+    for name, evaluator in evaluators.items()
+    for metric, kind in getattr(evaluator, 'metrics', {}).items()
+  }
 
 
 def non_finite(step: int, results: Mapping[str, float]) -> str:

@@ -12,7 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.evals.frozen import Linear, Split, moments
-from vit_jax.types import Count, Natural, Positive, Seed, UserError
+from vit_jax.types import (
+  ACCURACY,
+  DETAIL,
+  RATE,
+  Count,
+  Kind,
+  Kinds,
+  Natural,
+  Positive,
+  Seed,
+  UserError,
+)
 
 # A constant feature, so large that its weight is hardly penalised.
 _BIAS = 100.0
@@ -44,6 +55,16 @@ class FewShot:
         f'l2={self.l2} needs examples to choose a strength on. Give one l2, or '
         'set held_out_shots.'
       )
+
+  @property
+  def metrics(self) -> Kinds:
+    detail = dataclasses.replace(RATE, detail=True)
+    found: dict[str, Kind] = {}
+    for name in (f'{shots}shot' for shots in self.shots):
+      found |= {name: ACCURACY, f'{name}_std': Kind('%', group='')}
+      found |= {f'{name}_seed{x}': detail for x in self.seeds}
+      found |= {f'{name}_l2_seed{x}': DETAIL for x in self.seeds}
+    return found
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if a class has too few training examples."""

@@ -10,6 +10,7 @@ reports 'frozen/digits/knn/k10_t0.07' and so on. A readout is any object with
 
     check({split: labels}), which raises ValueError before any training
     __call__(train, test, val=None) -> {metric: float}
+    metrics, optional: what these are, {metric: types.Kind}
 
 where labels are int [N] and train, test and val are Splits, equal on all hosts.
 """
@@ -25,7 +26,7 @@ import numpy as np
 from vit_jax.data import views
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
-from vit_jax.types import Params, Preprocess, UserError
+from vit_jax.types import Kind, Kinds, Params, Preprocess, UserError
 
 # Outputs of `model.features` that are one vector for each image.
 _ONE_PER_IMAGE = ('pooled', 'pre_logits', 'logits')
@@ -84,9 +85,14 @@ class Frozen:
     return {'x': x.reshape(len(x), -1).astype('float32')}
 
   @property
-  def metrics(self) -> list[str]:
+  def metrics(self) -> Kinds:
     names = [*self.data, *(['mean'] if len(self.data) > 1 else [])]
-    return [f'{name}/{key}/' for name in names for key in self.readouts]
+    return {
+      f'{name}/{key}/{metric}': kind
+      for name in names
+      for key, readout in self.readouts.items()
+      for metric, kind in getattr(readout, 'metrics', {'': Kind()}).items()
+    }
 
   def check(self, params: Params) -> None:
     """Raise ValueError if images, features or labels cannot work."""

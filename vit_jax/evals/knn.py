@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.evals.frozen import Split
-from vit_jax.types import Count, Positive, UserError
+from vit_jax.types import ACCURACY, Count, Kinds, Positive, UserError
 
 # At a time: the features of ImageNet are 4 GB, its similarities 256 GB.
 _ROWS, _QUERIES = 2**17, 256
@@ -35,6 +35,14 @@ class Knn:
   k: Sequence[Count] = (10, 20, 100, 200)
   temperature: Sequence[Positive] = (0.07,)
 
+  @property
+  def metrics(self) -> Kinds:
+    return dict.fromkeys(self._names(), ACCURACY)
+
+  def _names(self):
+    grid = itertools.product(self.k, self.temperature)
+    return {f'k{k}_t{t:g}': (k, t) for k, t in grid}
+
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if there are fewer training examples than k."""
     if max(self.k) > len(labels['train']):
@@ -51,9 +59,9 @@ class Knn:
     classes, numbers = np.unique(train.y, return_inverse=True)
     similarities, rows = neighbours(train.x, test.x, max(self.k))
     labels, found = numbers[rows], {}
-    for k, t in itertools.product(self.k, self.temperature):
+    for name, (k, t) in self._names().items():
       predicted = classes[vote(similarities[:, :k], labels[:, :k], t)]
-      found[f'k{k}_t{t:g}'] = float(np.mean(predicted == test.y))
+      found[name] = float(np.mean(predicted == test.y))
     return found
 
 

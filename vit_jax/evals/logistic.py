@@ -8,6 +8,7 @@ whose L-BFGS takes 7 times as long as `optax.lbfgs` on the same 2 CPU cores
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 import optax
 
 from vit_jax.evals.frozen import Linear, Split, moments
-from vit_jax.types import Count, Positive, Share
+from vit_jax.types import ACCURACY, DETAIL, Count, Kinds, Positive, Share
 
 _ROWS = 2**16  # at a time: their logits of 1,000 classes take 0.3 GB
 
@@ -38,6 +39,12 @@ class Logistic:
   C: Sequence[Positive] = (1.0,)
   max_iter: Count = 1000
   tol: Share = 1e-7
+
+  metrics: ClassVar[Kinds] = {
+    'accuracy': ACCURACY,
+    'C': DETAIL,
+    'converged': DETAIL,
+  }
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if no examples can be held out."""

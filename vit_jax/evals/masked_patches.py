@@ -1,12 +1,13 @@
 """Loss and accuracy of masked patch prediction on a whole split."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 
-from vit_jax.evals.collect import SplitEvaluator, means
+from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
 from vit_jax.objectives.masked_patches import Prediction, Task
-from vit_jax.types import Batch, KeySeed, Params
+from vit_jax.types import ACCURACY, Batch, KeySeed, Kind, Kinds, Params
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -28,9 +29,11 @@ class MaskedPatches(SplitEvaluator):
     self.data = dataclasses.replace(self.data, labels=False)
     super().__post_init__()
 
-  @property
-  def metrics(self) -> list[str]:
-    return ['loss', 'accuracy', 'num_examples', 'skipped']
+  metrics: ClassVar[Kinds] = {
+    'loss': Kind(better='lower', main=True),
+    'accuracy': ACCURACY,
+    **COUNTS,
+  }
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     keys = keys_of(batch['index'], self.seed)

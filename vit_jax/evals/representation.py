@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ import numpy as np
 
 from vit_jax.analysis import embeddings
 from vit_jax.data.views import View
-from vit_jax.evals.collect import SplitEvaluator
+from vit_jax.evals.collect import COUNTS, SplitEvaluator
 from vit_jax.evals.knn import neighbours
 from vit_jax.io import terminal
-from vit_jax.types import Batch, Params
+from vit_jax.types import ACCOUNT, Batch, Kind, Kinds, Params
 
 _PATCHES, _QUERIES, _NEAREST = 8, 10, 6  # images in the pictures
 _LEAST_SPREAD = 0.01  # our choice, far below that of any useful representation
@@ -37,9 +37,13 @@ class Representation(SplitEvaluator):
     self.data = dataclasses.replace(self.data, labels=False)
     super().__post_init__()
 
-  @property
-  def metrics(self) -> list[str]:
-    return ['rank', 'spread', 'norm', 'norm_std', 'num_examples', 'skipped']
+  metrics: ClassVar[Kinds] = {
+    'rank': Kind(better='higher', main=True),
+    'spread': Kind(better='higher'),
+    'norm': Kind(),
+    'norm_std': ACCOUNT,
+    **COUNTS,
+  }
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     out = self._features(params, batch['image'])

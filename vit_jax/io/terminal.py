@@ -20,31 +20,16 @@ import rich.rule
 import rich.table
 import rich.text
 
-from vit_jax.types import UserError
+from vit_jax.types import Kinds, UserError, kind_of
 
 T = TypeVar('T')
-
-_COLUMNS = {  # name in the record: heading, format
-  'train/loss': ('loss', '{:.4g}'),
-  'train/lr': ('lr', '{:.2e}'),
-  'train/grad_norm': ('grad', '{:.3g}'),
-  'images_per_s': ('img/s', '{:,.0f}'),
-  'mfu': ('mfu', '{:.1%}'),
-  'data_wait': ('data wait', '{:.0%}'),
-  'memory_gb': ('mem', '{:.1f}GB'),
-}
-# Details that only metrics.jsonl and TensorBoard have.
-_HIDDEN = re.compile(
-  'eta_s|exaflops|data_skipped|train/.*|data_wait/.*|'
-  r'.*(/class_accuracy/.*|/mean_per_class_accuracy|/ece|_std|_seed\d+)'
-)
 
 
 class Terminal:
   """Progress of a training run, shown on the first host only."""
 
-  def __init__(self, start_step: int, total_steps: int) -> None:
-    self._total = total_steps
+  def __init__(self, start_step: int, total_steps: int, kinds: Kinds) -> None:
+    self._total, self._kinds = total_steps, kinds
     self._console = console()
     self._bar = _bar(self._console)
     self._task = self._bar.add_task(
@@ -59,7 +44,8 @@ class Terminal:
 
   def show(self, step: int, record: Mapping[str, Any]) -> None:
     """Print a record of metrics as one line."""
-    say(f'{step:>{len(str(self._total))}}/{self._total} {line(record)}')
+    shown = line(record, self._kinds)
+    say(f'{step:>{len(str(self._total))}}/{self._total} {shown}')
 
   def close(self) -> None:
     """Remove the bar, if it was shown."""
@@ -67,17 +53,14 @@ class Terminal:
       self._bar.stop()
 
 
-def line(record: Mapping[str, Any]) -> str:
-  """Return a record as one line: known columns, other metrics, the ETA."""
+def line(record: Mapping[str, Any], kinds: Kinds) -> str:
+  """Return a record as one line, without details and accounts: the ETA ends."""
+  found = {name: kind_of(name, kinds) for name in record}
   parts = [
-    f'{heading} {form.format(record[name])}'
-    for name, (heading, form) in _COLUMNS.items()
-    if name in record
-  ]
-  parts += [
-    f'{name} {value:.4g}'
-    for name, value in record.items()
-    if name not in _COLUMNS and not _HIDDEN.fullmatch(name)
+    f'{kind.heading or name.removeprefix("train/")} '
+    f'{kind.form.format(record[name])}'
+    for name, kind in found.items()
+    if kind.group and not kind.detail
   ]
   if 'eta_s' in record:
     parts.append(f'eta {duration(record["eta_s"])}')

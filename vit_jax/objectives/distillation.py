@@ -15,7 +15,7 @@ token. It predicts the mean of both.
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,11 @@ from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.step import Context, Labelled
 from vit_jax.types import (
   MACHINE,
+  RATE,
   Array,
   Batch,
   Fraction,
+  Kinds,
   MakeObjective,
   Model,
   Outputs,
@@ -200,6 +202,7 @@ class Distillation(Labelled):
   inner: CrossEntropy
   teacher: Teacher = dataclasses.field()
   two_heads: bool
+  kinds: ClassVar[Kinds] = {**Labelled.kinds, 'agreement': RATE}
   kind: str
   temperature: float
   weight: float

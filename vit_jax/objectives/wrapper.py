@@ -24,6 +24,7 @@ class Wrapper(Labelled):
     object.__setattr__(self, 'inner', inner)
 
   activation = property(lambda self: self.inner.activation)  # type: ignore
+  kinds = property(lambda self: self.inner.kinds)  # type: ignore
   teacher = property(lambda self: self.inner.teacher)
   whole_batch = property(lambda self: self.inner.whole_batch)  # type: ignore
 

@@ -9,21 +9,9 @@ from typing import Any
 import numpy as np
 
 from vit_jax.reports.curves import band
+from vit_jax.types import Kind, Kinds, kind_of
 
-# Not drawn: accounts, constants, and details that tables show.
-_NOT_DRAWN = re.compile(
-  'step|seconds/.*|data_wait/.*|progress|eta_s|exaflops'
-  r'|.*/(num_examples|num_unlabelled|skipped)'
-  r'|.*/class_accuracy/.*|.*_(low|high|std)|.*_seed\d+'
-)
-# The order of charts, {metric: group}; '' are all others.
-_GROUPS = {
-  **dict.fromkeys(('loss', 'accuracy', 'top5_accuracy', ''), 'Results'),
-  **dict.fromkeys(('lr', 'grad_norm'), 'Optimizer'),
-  **dict.fromkeys(
-    ('images_per_s', 'mfu', 'data_wait', 'memory_gb'), 'Speed and memory'
-  ),
-}
+_GROUPS = 'Results', 'Optimizer', 'Speed and memory'  # in this order
 _POINTS = 40_000  # of a chart, at most
 POINTS = 1000  # of a line, at most; more than its pixels
 
@@ -31,63 +19,70 @@ Records = Sequence[Mapping[str, Any]]
 Curve = Mapping[int, float]
 
 
-def of_run(records: Records) -> list[dict[str, Any]]:
+def of_run(records: Records, kinds: Kinds) -> list[dict[str, Any]]:
   """Return the charts of a run: a line per split, such as train and val."""
   found: dict[str, dict[str, list[Curve]]] = collections.defaultdict(dict)
-  for name, curve in _drawn(records):
+  known: dict[str, Kind] = {}
+  for name, curve in _drawn(records, kinds):
     split, _, stem = name.rpartition('/')
     found[stem][split or stem] = [curve]
-  return _charts(found)
+    known.setdefault(stem, kind_of(name, kinds))
+  return _charts(found, known)
 
 
-def of_study(runs: Iterable[tuple[str, str, Records]]) -> list[dict[str, Any]]:
-  """Return the charts of results of (run, kind, records), one per kind.
+def of_study(
+  runs: Iterable[tuple[str, str, Records, Kinds]],
+) -> list[dict[str, Any]]:
+  """Return the charts of results of (run, sort, records, kinds), one per sort.
 
-  Kinds are runs that can be compared, such as those with the same evaluators.
+  Sorts are runs that can be compared, such as those with the same evaluators.
   A line is the mean over runs whose names differ in `_seed0` only.
   """
-  kinds: dict[str, Any] = {}
-  for run, kind, records in runs:
-    for metric, curve in _drawn(records):
-      if _GROUPS.get(metric.rpartition('/')[2], 'Results') == 'Results':
-        lines = kinds.setdefault(kind, {}).setdefault(metric, {})
+  sorts: dict[str, Any] = {}
+  known: dict[str, Kind] = {}
+  for run, sort, records, kinds in runs:
+    for metric, curve in _drawn(records, kinds):
+      known[metric] = kind_of(metric, kinds)
+      if known[metric].group == 'Results':
+        lines = sorts.setdefault(sort, {}).setdefault(metric, {})
         lines.setdefault(re.sub(r'_seed\d+$', '', run), []).append(curve)
   made = []
-  for metrics in kinds.values():
+  for metrics in sorts.values():
     names = [x.partition('_')[0] for lines in metrics.values() for x in lines]
     group = ', '.join([*dict.fromkeys(names)][:5])
-    made += [chart | {'group': group} for chart in _charts(metrics)]
+    made += [chart | {'group': group} for chart in _charts(metrics, known)]
   return made
 
 
-def _drawn(records):
+def _drawn(records, kinds):
   """Return (metric, {step: value}); of several records of a step the last."""
   found = collections.defaultdict(dict)
   for record in records:
     for name, value in record.items():
       if isinstance(value, int | float) and math.isfinite(value):
         found[name][record['step']] = float(f'{value:.6g}')
+  found.pop('step', None)
+  kept = {name: kind_of(name, kinds) for name in found}
   return [
-    (name, curve)
-    for name, curve in found.items()
-    if len(curve) > 1 and not _NOT_DRAWN.fullmatch(name)
+    (name, found[name])
+    for name, kind in kept.items()
+    if len(found[name]) > 1 and kind.group and not kind.detail
   ]
 
 
-def _charts(lines_of):
+def _charts(lines_of, kinds):
   """Return [{'title', 'group', 'log', 'lines'}] of {title: {line: curves}}.
 
   A line is (steps, values), with the stds of several curves, too.
   """
-  made: dict[str, list[Any]] = {stem: [] for stem in _GROUPS}
+  made: list[Any] = []
   for title, lines in lines_of.items():
-    stem = title.rpartition('/')[2]
-    is_fraction = re.search(r'accuracy$|\dshot$', stem)
+    kind = kinds[title]
     limit = min(POINTS, max(40, _POINTS // len(lines)))
     drawn = {}
     for name, curves in lines.items():
       arrays = band(curves)
-      if is_fraction:
+      if kind.unit == '%':
         arrays = arrays[0], *(100 * x for x in arrays[1:])
       steps, *rows = (x.tolist() for x in arrays)
       mean, std = (dict(zip(steps, row)) for row in rows)
@@ -96,11 +91,10 @@ def _charts(lines_of):
       drawn[name] = (steps, values, *stds)
     values = [y for _, found, *_ in drawn.values() for y in found]
     is_log = bool(values) and 0 < 1000 * min(values) < max(values)
-    title += ' (%)' if is_fraction else ''
-    stem = stem if stem in _GROUPS else ''
-    chart = {'title': title, 'group': _GROUPS[stem], 'log': is_log}
-    made[stem].append(chart | {'lines': drawn})
-  return [chart for charts in made.values() for chart in charts]
+    title += ' (%)' if kind.unit == '%' else ''
+    chart = {'title': title, 'group': kind.group, 'log': is_log}
+    made.append(chart | {'lines': drawn})
+  return sorted(made, key=lambda chart: _GROUPS.index(chart['group']))
 
 
 def thinned(curve: Curve, limit: int) -> tuple[list[int], list[float]]:

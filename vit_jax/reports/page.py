@@ -26,12 +26,9 @@ from vit_jax.io.files import write_atomically
 from vit_jax.io.terminal import duration
 from vit_jax.reports import charts
 from vit_jax.reports.workdir import Workdir
-from vit_jax.types import PathLike, UserError
+from vit_jax.types import PathLike, UserError, kind_of
 
 NAME = 'report.html'
-# Metrics that a summary shows, best first; the rest is in tables.
-_MAIN = ('/accuracy$', r'/\d+shot$', '/loss$')
-_DETAIL = re.compile(r'class_accuracy/|_seed\d+$')
 _WORST = 24  # mistakes on a page
 
 
@@ -82,8 +79,7 @@ def closing(workdir: PathLike) -> str:
     predict = f'  python -m vit_jax.tools.predict {weights}'
     if not found.config['data'].get('labels', True):  # then no head
       predict += ' ' + shlex.quote(f'--features={workdir}/features.npz')
-    if 'masked_patches' not in str(found.config['objective']):
-      lines.append(f'{predict} {image}')
+    lines.append(f'{predict} {image}')
     lines.append(f'  python -m vit_jax.tools.look {weights} {output} {image}')
   made = found.path / NAME
   return '\n'.join([*lines, f'Report: {made if made.exists() else workdir}'])
@@ -125,8 +121,8 @@ def _run(run):
     'study': parent.name if is_member else None,
     'status': run.status,
     'tiles': _tiles(run),
-    'charts': charts.of_run(run.records),
-    'evaluations': _evaluations(run.last),
+    'charts': charts.of_run(run.records, run.kinds),
+    'evaluations': _evaluations(run),
     'figures': {
       x.stem.split('-', 2)[2].replace('-', ' '): _encoded(x)
       for x in sorted(run.path.glob('sheet-*.png'))
@@ -151,8 +147,8 @@ def _study(study):
     'status': (f'{done} of {len(runs)} runs are done', is_done),
     'tiles': [('Time of all runs', duration(seconds), '')],
     'charts': charts.of_study(
-      (run.name, ' '.join(run.config.get('evals') or ''), run.records)
-      for run in runs
+      (x.name, ' '.join(x.config.get('evals') or ''), x.records, x.kinds)
+      for x in runs
     ),
     'runs': _table_of(runs),
     'results': [
@@ -172,7 +168,7 @@ def _table_of(runs):
   """Return the table of a study's runs, with links to their pages."""
   from markupsafe import Markup
 
-  names = [name for run in runs for name in _main_metrics(run.last)]
+  names = [name for run in runs for name in _main_metrics(run)]
   metrics = list(dict.fromkeys(names))[:10]
   rows = []
   for run in runs:
@@ -180,7 +176,7 @@ def _table_of(runs):
     if (run.path / NAME).exists():
       link = Markup('<a href="{}/{}">{}</a>')
       name = link.format(urllib.parse.quote(name), NAME, name)
-    values = [_metric(x, run.last[x]) if x in run.last else '' for x in metrics]
+    values = [_metric(x, run) if x in run.last else '' for x in metrics]
     time = duration(run.seconds) if run.seconds else ''
     step = f'{run.step:,}' if run.step else ''
     rows.append([name, run.status[0], step, time, *values])
@@ -217,8 +213,8 @@ def _tiles(run):
   """Return [(name, value, note)]: results first, then size and speed."""
   last = run.last
   found = [
-    (_readable(name), _metric(name, last[name]), _interval(name, last))
-    for name in _main_metrics(last)[:4]
+    (_readable(name), _metric(name, run), _interval(name, run))
+    for name in _main_metrics(run)[:4]
   ]
   of = f'of {run.total_steps:,}' if run.total_steps else ''
   found.append(('Steps', f'{run.step:,}', of))
@@ -233,37 +229,32 @@ def _tiles(run):
   return found
 
 
-def _interval(name, last):
+def _interval(name, run):
   """Return the interval or the standard deviation of a metric; '' if none."""
   low, high, std = (
-    _metric(name, last[key]) if (key := f'{name}_{end}') in last else ''
+    _metric(key, run) if (key := f'{name}_{end}') in run.last else ''
     for end in ('low', 'high', 'std')
   )
   return f'[{low}, {high}]' if low else std and f'± {std} (std)'
 
 
-def _main_metrics(last):
-  """Return the metrics of a summary: the best kind of each evaluator."""
-  found = []
-  for evaluator, parts in _evaluations(last).items():
-    names = [f'{evaluator}/{name}' for name, *_ in parts['rows']]
-    kinds = ([x for x in names if re.search(kind, x)] for kind in _MAIN)
-    found += next(filter(None, kinds), ())
-  return found or [x for x in ('train/loss',) if x in last]
+def _main_metrics(run):
+  """Return the metrics of a summary."""
+  kinds = {name: kind_of(name, run.kinds) for name in run.last}
+  found = [name for name, kind in kinds.items() if kind.main]
+  return found or [x for x in ('train/loss',) if x in run.last]
 
 
-def _evaluations(last):
+def _evaluations(run):
   """Return {evaluator: {'rows', 'details'}}, each [metric, value, interval]."""
   found: dict[str, Any] = {}
-  for name, value in last.items():
+  for name in run.last:
     evaluator, _, metric = name.partition('/')
-    if not metric or evaluator in ('train', 'seconds', 'data_wait'):
-      continue
-    parts = found.setdefault(evaluator, {'rows': [], 'details': []})
-    kind = 'details' if _DETAIL.search(metric) else 'rows'
-    if not re.search('_(low|high|std)$', metric):
-      row = [metric, _metric(name, value), _interval(name, last)]
-      parts[kind].append(row)
+    kind = kind_of(name, run.kinds)
+    if metric and evaluator != 'train' and kind.group:
+      parts = found.setdefault(evaluator, {'rows': [], 'details': []})
+      row = [metric, _metric(name, run), _interval(name, run)]
+      parts['details' if kind.detail else 'rows'].append(row)
   return found
 
 
@@ -323,9 +314,10 @@ def _markdown(text):
   return title.lstrip('# '), head, body
 
 
-def _metric(name, value):
+def _metric(name, run):
   """Return a fraction in percent, and any other metric with four digits."""
-  if re.search(r'(accuracy|\dshot)(_seed\d+)?$', name):
+  value = run.last[name]
+  if kind_of(name, run.kinds).unit == '%':
     return f'{100 * value:.2f}%'
   if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
     return f'{int(value):,}'

@@ -6,7 +6,7 @@ import re
 
 from etils import epath
 
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs.metrics import read_kinds, read_records
 from vit_jax.types import PathLike
 
 CAUTION = 'A tiny preset shows that everything runs: its numbers mean nothing.'
@@ -16,6 +16,7 @@ class Workdir:
   """Content of the files in a workdir; a missing file is empty.
 
   Attributes (and more with the content of a file):
+    kinds: what the metrics are.
     last: {metric: last value}.
     total_steps: length of the training, or None if it is not known.
     kind: function of the config: 'train', 'evaluate', 'study' or ''.
@@ -32,6 +33,7 @@ class Workdir:
       for file in [self.path / f'{name}.json']
     )
     self.records = read_records(self.path)
+    self.kinds = read_kinds(self.path)
     self.last = {k: v for r in self.records for k, v in r.items()}
     self.step = max((r['step'] for r in self.records), default=0)
     self.total_steps = None

@@ -32,9 +32,31 @@ from vit_jax.io import terminal
 from vit_jax.io.files import is_local, write_atomically
 from vit_jax.parallel.sharding import in_host_memory, replicated
 from vit_jax.runs.writers import MetricsWriter
-from vit_jax.types import Metrics, PathLike, PyTree, UserError
+from vit_jax.types import (
+  ACCOUNT,
+  LOSS,
+  Kind,
+  Kinds,
+  Metrics,
+  PathLike,
+  PyTree,
+  UserError,
+)
 
 NAME = 'metrics.jsonl'
+KINDS = 'kinds.json'  # what these metrics are, see types.Kind
+_SPEED = functools.partial(Kind, group='Speed and memory')
+OF_A_RUN = {
+  'train/loss': dataclasses.replace(LOSS, heading='loss'),
+  'train/lr': Kind(group='Optimizer', heading='lr', form='{:.2e}'),
+  'train/grad_norm': Kind(group='Optimizer', heading='grad', form='{:.3g}'),
+  'images_per_s': _SPEED(better='higher', heading='img/s', form='{:,.0f}'),
+  'mfu': _SPEED('%', 'higher', form='{:.1%}'),
+  'data_wait': _SPEED('%', 'lower', heading='data wait', form='{:.0%}'),
+  'memory_gb': _SPEED(heading='mem', form='{:.1f}GB'),
+  **dict.fromkeys(('eta_s', 'exaflops', 'data_skipped', 'progress'), ACCOUNT),
+  **dict.fromkeys(('data_wait/', 'seconds/'), ACCOUNT),
+}
 _NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
 
 # Dense bfloat16 FLOP/s of a device by a part of its device_kind, from memory of
@@ -184,6 +206,7 @@ class Monitor:
     flops_per_step: of the model (3 x forward), for the MFU; 0: not known.
     stopwatch: Stopwatch that started with the run; None starts one.
     config: JSON values of the config, for the writers.
+    kinds: what the metrics of steps and evaluators are.
     before_write: called before each record; raises if it must not be written.
   """
 
@@ -199,6 +222,7 @@ class Monitor:
     flops_per_step: float = 0.0,
     stopwatch: Stopwatch | None = None,
     config: Mapping[str, Any] | None = None,
+    kinds: Kinds | None = None,
     before_write: Callable[[], None] = lambda: None,
   ) -> None:
     self._before_write = before_write
@@ -212,10 +236,11 @@ class Monitor:
     # Otherwise each operation compiles separately.
     self._learning_rate = learning_rate and jax.jit(learning_rate)
     self._flops = flops_per_step
+    known = {**(kinds or {}), **OF_A_RUN}
     self._writer = Writer(
-      workdir, start_step, writers=logging.writers, config=config
+      workdir, start_step, writers=logging.writers, config=config, kinds=known
     )
-    self._terminal = terminal.Terminal(start_step, self._total_steps)
+    self._terminal = terminal.Terminal(start_step, self._total_steps, known)
     carried = carried or {}
     self._sums: dict[str, float] = collections.defaultdict(float)
     self._sums |= carried.get('sums', {})
@@ -315,11 +340,12 @@ class Monitor:
 
   def _log(self, step, skipped):
     averaged = step - self._logged
-    record = {f'train/{k}': v / averaged for k, v in self._sums.items()}
+    values = {f'train/{k}': v / averaged for k, v in self._sums.items()}
     if self._learning_rate is not None:
       # The optimizer counts updates from 0.
       with jax.transfer_guard('allow'):
-        record['train/lr'] = float(self._learning_rate(step - 1))
+        values['train/lr'] = float(self._learning_rate(step - 1))
+    record = {k: values[k] for k in OF_A_RUN if k in values} | values
     record |= self._rates(step)
     record['memory_gb'] = _memory_gb()
     if self._flops:  # of the run so far, as in the paper's table 6
@@ -378,7 +404,8 @@ class Writer:
   JSON has no NaN and no infinity. They are written as the strings 'NaN',
   'Infinity' and '-Infinity', which `read_records` and pandas read as floats.
 
-  Records of steps later than `start_step` are removed; None keeps all.
+  Records of steps later than `start_step` are removed; None keeps all. `kinds`
+  say what the metrics are; they join those of KINDS in the workdir.
   """
 
   def __init__(
@@ -388,6 +415,7 @@ class Writer:
     *,
     writers: Mapping[str, MetricsWriter] | None = None,
     config: Mapping[str, Any] | None = None,
+    kinds: Kinds | None = None,
   ) -> None:
     self._active = jax.process_index() == 0
     if not self._active:
@@ -395,6 +423,10 @@ class Writer:
     import tensorboardX
 
     self._path = epath.Path(workdir) / NAME
+    if kinds:
+      known = {**read_kinds(workdir), **kinds}
+      text = json.dumps({k: vars(x) for k, x in known.items()})
+      write_atomically(epath.Path(workdir) / KINDS, text)
     last = math.inf if start_step is None else start_step
     kept = [r for r in read_records(workdir) if r['step'] <= last]
     self._text = ''.join(map(_line, kept))
@@ -459,6 +491,14 @@ def read_records(workdir: PathLike) -> list[dict[str, Any]]:
       floats = {k: float(v) for k, v in record.items() if v in _NOT_FINITE}
       records.append(record | floats)
   return records
+
+
+def read_kinds(workdir: PathLike) -> dict[str, Kind]:
+  """Return what the metrics of a run are."""
+  path = epath.Path(workdir) / KINDS
+  if not path.exists():
+    return {}
+  return {k: Kind(**x) for k, x in json.loads(path.read_text()).items()}
 
 
 def _line(record):
