@@ -157,6 +157,7 @@ def test_tiny_pretraining_runs(name, argument, pretrained):
   [
     pytest.param(x, marks=[] if x == 'mae' else pytest.mark.slow)
     for x in (*load_module('pretrain_folder').METHODS, 'lejepa,labels')
+    if x != 'simdino'  # LAPACK's calls deadlock on several simulated devices
   ],
 )
 def test_tiny_pretraining_without_labels(argument, image_folder, tmp_path):

@@ -423,10 +423,9 @@ class Writer:
     import tensorboardX
 
     self._path = epath.Path(workdir) / NAME
-    if kinds:
-      known = {**read_kinds(workdir), **kinds}
-      text = json.dumps({k: vars(x) for k, x in known.items()})
-      write_atomically(epath.Path(workdir) / KINDS, text)
+    known = {**read_kinds(workdir), **OF_A_RUN, **(kinds or {})}
+    text = json.dumps({k: vars(x) for k, x in known.items()})
+    write_atomically(epath.Path(workdir) / KINDS, text)
     last = math.inf if start_step is None else start_step
     kept = [r for r in read_records(workdir) if r['step'] <= last]
     self._text = ''.join(map(_line, kept))
