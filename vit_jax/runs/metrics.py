@@ -423,9 +423,6 @@ class Writer:
     import tensorboardX
 
     self._path = epath.Path(workdir) / NAME
-    known = {**read_kinds(workdir), **OF_A_RUN, **(kinds or {})}
-    text = json.dumps({k: vars(x) for k, x in known.items()})
-    write_atomically(epath.Path(workdir) / KINDS, text)
     last = math.inf if start_step is None else start_step
     kept = [r for r in read_records(workdir) if r['step'] <= last]
     self._text = ''.join(map(_line, kept))
@@ -437,6 +434,9 @@ class Writer:
       flush_secs=10,
       filename_suffix=f'.{start_step or 0}',  # for two starts in a second
     )
+    known = {**read_kinds(workdir), **OF_A_RUN, **(kinds or {})}
+    text = json.dumps({k: vars(x) for k, x in known.items()})
+    write_atomically(epath.Path(workdir) / KINDS, text)
     self._writers = dict(writers or {})
     self._failed: set[str] = set()
     for writer in self._writers.values():
