@@ -57,5 +57,5 @@ def tests(session, jax):
 
 def run_tests(session, *requirements):
   session.install('-e', '.[test]', *requirements)
-  session.run('python', '-m', 'vit_jax.tools.doctor', '--quick')
+  session.run('python', '-m', 'vit_jax.tools.doctor')
   session.run('pytest', *session.posargs)

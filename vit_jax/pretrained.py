@@ -17,7 +17,15 @@ from vit_jax.data.transforms import ANTIALIASED, Interpolation, Transform, scale
 from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
-from vit_jax.types import Model, Params, PathLike, Preprocess, Size, UserError
+from vit_jax.types import (
+  ComputedSize,
+  Model,
+  Params,
+  PathLike,
+  Preprocess,
+  Size,
+  UserError,
+)
 from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.bundle import Weights, build
 from vit_jax.weights.surgery import InitFrom, Method
@@ -171,7 +179,7 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   return bundle.replace(model, **changes | fields)
 
 
-def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
+def finetuning_size(init_from: InitFrom | None) -> ComputedSize:
   """Return the image size (H, W) at which weights are fine-tuned by default.
 
   Weights of 224 px get 384 px, and 518 px with patches of 14, as in the paper.

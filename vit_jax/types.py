@@ -101,6 +101,8 @@ Size = Annotated[  # of a square, or (height, width)
   int | tuple[int, int],
   Expect(_are_sides, 'one integer or (height, width), 1 to 16384 pixels each'),
 ]
+# The result of a function of a config, which a user may set to a Size instead.
+ComputedSize = Annotated[tuple[int, int], 'computed']
 PathRule = Annotated[  # of paths of parameters, see tree.py
   str, Expect(_is_regex, "a regular expression such as 'head/.*'")
 ]

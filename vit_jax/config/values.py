@@ -18,7 +18,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from vit_jax.types import UserError
+from vit_jax.types import ComputedSize, UserError
 
 try:
   from ml_collections import ConfigDict
@@ -224,7 +224,7 @@ def hints_of(fn: Any) -> Mapping[str, Any]:
 def is_size_of(fn: Any) -> bool:
   """Return whether a function, or its dotted path, computes an image size."""
   fn = pkgutil.resolve_name(fn) if isinstance(fn, str) else fn
-  return hints_of(fn).get('return') == tuple[int, int]
+  return hints_of(fn).get('return') == ComputedSize
 
 
 @functools.cache

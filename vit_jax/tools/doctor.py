@@ -9,10 +9,8 @@ the same operations compiled one by one for one device (20 CPU seconds).
 The exit status is 0; 1 if a result is wrong; 2 for wrong arguments.
 """
 
-import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import os
 import platform
 import sys
@@ -27,18 +25,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vit_jax.data import images
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.runs import canary
+from vit_jax.runs import canary, workdirs
 from vit_jax.runs.canary import Check
 from vit_jax.step import init_state, train_step
 from vit_jax.tools import parsers
 from vit_jax.tree import flatten
 from vit_jax.zoo import names
-
-_PACKAGES = (
-  *('vit_jax', 'jax', 'jaxlib', 'libtpu'),
-  *('jax-cuda12-plugin', 'jax-cuda13-plugin'),
-  *('flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy'),
-)
 
 
 def report() -> dict[str, str]:
@@ -46,12 +38,7 @@ def report() -> dict[str, str]:
   devices = jax.devices()
   found = {
     'system': f'{platform.platform()}, {os.cpu_count()} CPU threads',
-    'python': platform.python_version(),
-  }
-  for name in _PACKAGES:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      found[name] = importlib.metadata.version(name)
-  found |= {
+    **{name: text for name, text in workdirs.versions().items() if text},
     'devices': f'{len(devices)} x {devices[0].device_kind} '
     f'({devices[0].platform}), {jax.process_count()} process(es)',
     'XLA_FLAGS': os.environ.get('XLA_FLAGS', 'not set'),
