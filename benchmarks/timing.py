@@ -59,7 +59,7 @@ def report(args, init, step):
   )
   devices = jax.devices()
   if args.topology:
-    from vit_jax.tools.compile.step import find_devices
+    from vit_jax.tools.compile.lowering import find_devices
 
     devices = find_devices(args.topology)
   over = mesh(devices)
@@ -105,7 +105,7 @@ def _note(args, compiled, seconds):
 
 def _megacycles(compiled, device_kind):
   from vit_jax.tools.compile import hlo
-  from vit_jax.tools.compile.report import kernel_cycles
+  from vit_jax.tools.compile.rows import kernel_cycles
 
   found = hlo.costs(compiled.as_text())
   return (found.cycles + kernel_cycles(found, device_kind, 64)) / 1e6

@@ -238,7 +238,7 @@ import jax
 from vit_jax.models import attention_choice
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.tools.compile import step
+from vit_jax.tools.compile import lowering
 
 CASES = [  # side of images in patches, heads, head dimension, dtype
   (14, 12, 64, 'bfloat16'),
@@ -247,7 +247,7 @@ CASES = [  # side of images in patches, heads, head dimension, dtype
   (27, 16, 72, 'bfloat16'),  # padded heads
 ]
 for topology in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
-  device = step.find_devices(topology)[0]
+  device = lowering.find_devices(topology)[0]
   for side, heads, head_dim, dtype in CASES:
     model = VisionTransformer(
       heads * head_dim, 1, 64, heads, PatchEmbedding(2), dtype=dtype,

@@ -19,7 +19,7 @@ from preset_configs import (
 
 from vit_jax import config as configs
 from vit_jax.config import resolve
-from vit_jax.tools.compile.step import lower
+from vit_jax.tools.compile.lowering import lower
 from vit_jax.zoo import names
 
 

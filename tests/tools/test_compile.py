@@ -19,7 +19,7 @@ from vit_jax import config as configs
 from vit_jax import main as program
 from vit_jax.step import Objective
 from vit_jax.tools.compile import __main__ as command_line
-from vit_jax.tools.compile import report, step
+from vit_jax.tools.compile import lowering, rows
 from vit_jax.tools.compile.hlo import costs, num_bytes
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -136,10 +136,10 @@ def test_cost_of_kernels():
   # 64, half of the lanes are empty: 4 us. Of 8 heads of 80 lanes, 4 are in two
   # registers: 192 lanes on average.
   for head_dim, padding in ((128, 1), (None, 1), (64, 2), (80, 192 / 80)):
-    found = report.kernel_cycles(stated, 'TPU v5 lite', head_dim)
+    found = rows.kernel_cycles(stated, 'TPU v5 lite', head_dim)
     expected = 1.15 * (2 * padding + 1) * 1e-6 * 1.5e9
     assert found == pytest.approx(expected)
-  assert report.kernel_cycles(costs(LOOP), 'TPU v5 lite', 64) == 0
+  assert rows.kernel_cycles(costs(LOOP), 'TPU v5 lite', 64) == 0
 
 
 def test_shapes_in_bytes():
@@ -202,7 +202,7 @@ def make_config(**changes):
 @pytest.mark.usefixtures('fast_compilation')
 def test_local_report():
   config = make_config()
-  row = step.measure(config, jax.devices(), num_classes=5)
+  row = lowering.measure(config, jax.devices(), num_classes=5)
   assert row['mesh'] == f'data {jax.device_count()}'
   assert row['image_shape'] == '8x12x3'
   assert row['spare_gib'] is row['fits'] is row['megacycles'] is None
@@ -236,7 +236,7 @@ def test_local_report():
 def test_what_cannot_be_compiled(changes, options, message):
   config = make_config(**changes)
   with pytest.raises(ValueError, match=message):
-    step.lower(config, jax.devices(), **options)
+    lowering.lower(config, jax.devices(), **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +268,7 @@ def test_several_views_of_an_image():
   config = make_config()
   config.data.transforms = ({'target': name, **sizes},)
   config.objective.target = f'{__name__}.OfViews'
-  _, row = step.lower(config, jax.devices())
+  _, row = lowering.lower(config, jax.devices())
   assert row['image_shape'] == '8x12x3'
   assert row['model_tflop'] == row['step_tflop']
 
@@ -278,7 +278,7 @@ def test_numbers_of_a_tpu(monkeypatch):
   row = {'device_kind': 'TPU v5 lite', 'head_dim': 64}
   row |= {'batch_size': 8, 'model_tflop': 1e-6}
   compiled = jax.jit(jnp.tanh).lower(jnp.zeros(4)).compile()
-  found = report.numbers(row, compiled, LOOP)
+  found = rows.numbers(row, compiled, LOOP)
   assert found['megacycles'] == pytest.approx(307e-6)
   seconds = 307 / 1.5e9
   assert found['step_ms'] == pytest.approx(1e3 * seconds)
@@ -293,10 +293,10 @@ def test_numbers_of_a_tpu(monkeypatch):
 
 
 def test_classes_of_the_data():
-  _, row = step.lower(make_config(), jax.devices())
+  _, row = lowering.lower(make_config(), jax.devices())
   assert row['num_classes'] == 1000
   config = make_config(**{'model.num_classes': 7})
-  _, row = step.lower(config, jax.devices(), num_classes=5)
+  _, row = lowering.lower(config, jax.devices(), num_classes=5)
   assert row['num_classes'] == 7
 
 
@@ -307,10 +307,10 @@ def test_what_the_compiler_says_when_memory_is_short(monkeypatch, capsys):
       raise jax.errors.JaxRuntimeError(text)
 
   known = {'device_kind': 'TPU v5 lite', 'mesh': '1 device'}
-  monkeypatch.setattr(step, 'lower', lambda *_: (Lowered(), known))
-  row = step.measure(make_config(), jax.devices())
+  monkeypatch.setattr(lowering, 'lower', lambda *_: (Lowered(), known))
+  row = lowering.measure(make_config(), jax.devices())
   assert row['fits'] is False
-  report.show(row)
+  rows.show(row)
   assert 'Used 17.25G of 15.75G' in capsys.readouterr().out
 
 
@@ -322,7 +322,7 @@ def test_command(monkeypatch, tmp_path, capsys):
     about = {'mesh': '1 device', 'device_kind': 'cpu', 'operations': operations}
     return about | {'batch_size': 16, 'fits': True, 'spare_gib': 1.5}
 
-  monkeypatch.setattr(step, 'measure', measure)
+  monkeypatch.setattr(lowering, 'measure', measure)
   file = tmp_path / 'tiny.py'
   file.write_text("""
 from ml_collections import ConfigDict
@@ -356,16 +356,16 @@ def test_tpu():
   code = """
 import pytest
 from vit_jax import config
-from vit_jax.tools.compile import step
+from vit_jax.tools.compile import lowering
 
 with pytest.raises(ValueError, match='v5e:16x16'):
-  step.find_devices('v5e:99x99x99')
-assert len(step.find_devices('v5e:1x1')) == 1
-devices = step.find_devices('v5e:2x2')
+  lowering.find_devices('v5e:99x99x99')
+assert len(lowering.find_devices('v5e:1x1')) == 1
+devices = lowering.find_devices('v5e:2x2')
 
 training = config.load('configs/pretrain_paper.py:imagenet,B/16,tiny')
 config.override(training, ['model.scan=True'])
-row = step.measure(training, devices, num_classes=10)
+row = lowering.measure(training, devices, num_classes=10)
 assert row['fits'] and row['mesh'] == 'data 4'
 assert row['loops_counted_once'] == 0
 assert row['step_ms'] == pytest.approx(row['megacycles'] / 1.5)
@@ -374,11 +374,11 @@ assert row['collectives_mb']['all-reduce'] > 0
 
 # The kernel is chosen where the model allows it.
 assert row['attention'] == 'pallas' and row['kernel_megacycles'] > 0
-_, row = step.lower(training, devices)
+_, row = lowering.lower(training, devices)
 assert row['attention'] == 'pallas'
 name = 'vit_jax.models.posemb.Relative'
 config.override(training, [f'model.posemb.target={name}'])
-_, row = step.lower(training, devices)
+_, row = lowering.lower(training, devices)
 assert row['attention'] == 'auto'
 """
   done = subprocess.run(

@@ -14,7 +14,7 @@ from vit_jax.models.axial import AxialViT
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid
-from vit_jax.reports import embeddings
+from vit_jax.reports import embedding_figures
 from vit_jax.tools import predict
 from vit_jax.tools.look import __main__ as command
 from vit_jax.tools.look import arrays, figures
@@ -171,9 +171,9 @@ def call(*args):
 def test_command(
   file, weights, expected, gallery, paths, tmp_path, capsys, monkeypatch
 ):
-  sheet, sheets = figures.attention.sheet, []
+  sheet, sheets = figures.attention_figures.sheet, []
   monkeypatch.setattr(
-    figures.attention,
+    figures.attention_figures,
     'sheet',
     lambda rows, *a, **k: [sheet(rows, *a, **k), sheets.append(rows)],
   )
@@ -308,7 +308,7 @@ def test_figure_of_points(tmp_path, num_classes):
   classes = None
   if num_classes > 1:
     classes = [f'_class $ {i % num_classes} of a long name' for i in range(60)]
-  embeddings.scatter(points, tmp_path / 'x.png', classes)
+  embedding_figures.scatter(points, tmp_path / 'x.png', classes)
   with Image.open(tmp_path / 'x.png') as image:
     assert min(image.size) > 900 and max(image.size) < 2000
 

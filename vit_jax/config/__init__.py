@@ -28,10 +28,10 @@ from vit_jax.config.calls import make as make
 from vit_jax.config.calls import parameters_of as parameters_of
 from vit_jax.config.calls import plan_run as plan_run
 from vit_jax.config.calls import resolve as resolve
-from vit_jax.config.files import about as about
-from vit_jax.config.files import import_configs as import_configs
-from vit_jax.config.files import load as load
-from vit_jax.config.files import shipped_configs as shipped_configs
+from vit_jax.config.loading import about as about
+from vit_jax.config.loading import import_configs as import_configs
+from vit_jax.config.loading import load as load
+from vit_jax.config.loading import shipped_configs as shipped_configs
 from vit_jax.config.records import Entry as Entry
 from vit_jax.config.records import Provenance as Provenance
 from vit_jax.config.records import build as build

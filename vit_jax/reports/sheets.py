@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from etils import epath
 
-from vit_jax.reports import attention
+from vit_jax.reports import attention_figures
 from vit_jax.types import PathLike
 
 
@@ -17,4 +17,4 @@ def write_all(
   for number, (title, rows) in enumerate(sheets.items(), 1):
     name = re.sub(r'\W+', '-', title.partition(' (')[0].lower())
     path = epath.Path(workdir) / f'sheet-{number}-{name}.png'
-    attention.sheet(rows, path, title=title)
+    attention_figures.sheet(rows, path, title=title)

@@ -26,7 +26,7 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.io import terminal
-from vit_jax.reports.attention import STYLES, overlay
+from vit_jax.reports.attention_figures import STYLES, overlay
 from vit_jax.reports.pictures import rgb
 from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays, figures

@@ -24,12 +24,12 @@ from vit_jax import config
 from vit_jax import main as program
 from vit_jax.io import terminal
 from vit_jax.io.files import write_atomically
-from vit_jax.tools.compile import report, step
+from vit_jax.tools.compile import lowering, rows
 from vit_jax.types import UserError
 
 flags.declare_key_flag('config')  # of main, for --help
 _TOPOLOGY = flags.DEFINE_string(
-  'topology', 'local', f'Devices to compile for: {step.EXAMPLES}.'
+  'topology', 'local', f'Devices to compile for: {lowering.EXAMPLES}.'
 )
 _IMAGE_SHAPE = flags.DEFINE_list(
   'image_shape', None, 'Height,width,channels, if the transforms leave it open.'
@@ -61,15 +61,15 @@ def _run(topology):
     'config': ' '.join([flags.FLAGS.config, *program.assignments]),
     'topology': topology,
     'jax': jax.__version__,
-  } | step.measure(
+  } | lowering.measure(
     loaded,
-    step.find_devices(topology),
+    lowering.find_devices(topology),
     image_shape=_IMAGE_SHAPE.value and tuple(map(int, _IMAGE_SHAPE.value)),
     num_classes=_NUM_CLASSES.value,
   )
   if _JSON.value:
     write_atomically(_JSON.value, json.dumps(row, indent=2) + '\n')
-  report.show(row, _OPERATIONS.value)
+  rows.show(row, _OPERATIONS.value)
 
 
 if __name__ == '__main__':

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 
 from vit_jax.data import image_files
 from vit_jax.io import terminal
-from vit_jax.reports.attention import STYLES
+from vit_jax.reports.attention_figures import STYLES
 from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays, figures
 from vit_jax.types import UserError

@@ -13,7 +13,7 @@ from vit_jax.analysis import embeddings as principal
 from vit_jax.data import image_files
 from vit_jax.data.transforms import scale
 from vit_jax.io import terminal
-from vit_jax.reports import attention, embeddings
+from vit_jax.reports import attention_figures, embedding_figures
 from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
@@ -30,14 +30,14 @@ def filters(weights: Weights, path: pathlib.Path) -> None:
   components, shares = principal.filters(weights.params['embedding/kernel'])
   kind = 'RGB embedding' if weights.image_shape[2] == 3 else 'Embedding'
   title = f'{kind} filters\n(first {len(shares)} principal components)'
-  embeddings.filters(principal.tiles(components), path, title=title)
+  embedding_figures.filters(principal.tiles(components), path, title=title)
   _write(path, components=components, shares=shares)
 
 
 def positions(weights: Weights, path: pathlib.Path) -> None:
   """Draw the similarity of position embeddings."""
   similarity = arrays.positions(weights)
-  embeddings.positions(similarity, path)
+  embedding_figures.positions(similarity, path)
   _write(path, similarity=similarity)
 
 
@@ -45,7 +45,7 @@ def distance(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   """Draw the mean attention distance over the images."""
   values = np.stack([look['distance'] for look in looks])
   mean, uniform = values.mean(0), arrays.cell_distances(weights).mean()
-  attention.distance(mean, path, uniform=float(uniform))
+  attention_figures.distance(mean, path, uniform=float(uniform))
   numbers = {'distance': mean, 'of_each_image': values, 'uniform': uniform}
   _write(path, **numbers, paths=_paths(looks))
 
@@ -55,7 +55,7 @@ def maps(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   images = _images(weights, looks, 2 * _PX)
   for i, (look, image) in enumerate(zip(looks, images), 1):
     file = path.with_stem(f'{path.stem}-{i}')
-    attention.maps(look['maps'], image, file, title=_caption(look))
+    attention_figures.maps(look['maps'], image, file, title=_caption(look))
     _write(file, maps=look['maps'], path=look['path'])
 
 
@@ -76,17 +76,17 @@ def rollout(
     sheet = looks[start : start + PER_SHEET]
     rollouts = np.stack([look['rollout'] for look in sheet])
     rows = [  # rollouts first: zip would drop an image of the next sheet
-      [x, attention.overlay(x, found, style=style)]
+      [x, attention_figures.overlay(x, found, style=style)]
       for found, x in zip(rollouts, images)
     ]
     for row, found in zip(rows, rollouts if len(looks) > 1 else ()):
       above = np.maximum(found - mean, 0)
-      row.append(attention.overlay(row[0], above, style='heat'))
+      row.append(attention_figures.overlay(row[0], above, style='heat'))
     names = [_caption(x) if few else x.get('class', '') for x in sheet]
     number = start // PER_SHEET + 1
     file = path.with_stem(f'{path.stem}-{number}') if start else path
     names = names if any(names) else None
-    attention.sheet(rows, file, names=names, title=title)
+    attention_figures.sheet(rows, file, names=names, title=title)
     _write(file, rollout=rollouts, mean=mean, paths=_paths(sheet))
 
 
@@ -94,7 +94,7 @@ def tsne(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   """Draw a point per image, colored by class."""
   points = arrays.tsne([look['features'] for look in looks])
   classes = [look.get('class', '') for look in looks]
-  embeddings.scatter(points, path, classes if any(classes) else None)
+  embedding_figures.scatter(points, path, classes if any(classes) else None)
   names = np.array(classes, str)
   _write(path, points=points, paths=_paths(looks), classes=names)
 
@@ -109,7 +109,7 @@ def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   names += ['distillation token'][: layout.distillation_token]
   names += [f'register {i + 1}' for i in range(layout.num_registers)]
   others = dict(zip(names, np.moveaxis(values, 2, 0)))
-  embeddings.norms(values[..., layout.prefix :], others, path)
+  embedding_figures.norms(values[..., layout.prefix :], others, path)
   _write(path, norms=values, paths=_paths(looks))
   chosen = np.unique(np.ceil(np.arange(1, 5) / 4 * values.shape[1]).astype(int))
   maps = values[:PER_SHEET, :, layout.prefix :][:, chosen - 1]
@@ -141,7 +141,9 @@ def _sheet(weights, path, looks, colors, title):
     (image, *(principal.enlarge(x, image.shape) for x in maps))
     for maps, image in zip(colors, _images(weights, looks, px))
   ]
-  attention.sheet(rows, path, names=[_caption(x) for x in looks], title=title)
+  attention_figures.sheet(
+    rows, path, names=[_caption(x) for x in looks], title=title
+  )
 
 
 def _write(file, **numbers):

@@ -19,7 +19,7 @@ from vit_jax import config as configs
 from vit_jax import setup
 from vit_jax.analysis import flops
 from vit_jax.runs.compiled import GIB
-from vit_jax.tools.compile import report
+from vit_jax.tools.compile import rows
 from vit_jax.train import train
 from vit_jax.types import Shape, UserError
 
@@ -39,12 +39,12 @@ _NO_TPU = {
 def measure(
   config: Any, devices: Sequence[Any], **options: Any
 ) -> dict[str, Any]:
-  """Return the row of a config's train step, see report.py, as of `lower`."""
+  """Return the row of a config's train step, see rows.py, as of `lower`."""
   lowered, row = lower(config, devices, **options)
   cpu = time.process_time()
   try:
     compiled = lowered.compile()
-    row |= report.numbers(row, compiled, compiled.as_text())
+    row |= rows.numbers(row, compiled, compiled.as_text())
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
