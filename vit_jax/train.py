@@ -157,10 +157,10 @@ def train(
     abstract_params=ready.state.params,
   )
   eval_every = {name: timeline.steps(x.every) for name, x in evals.items()}
-  checkpointer, save_every = checkpoints.open(workdir, timeline, eval_every)
-  name = 'checkpoints.best_metric'
-  evaluators_lib.check_metric(name, checkpoints.best_metric, evaluators)
-  newest = checkpointer.latest_step()
+  kinds = _kinds(ready.objective, evaluators)
+  saver, save_every = checkpoints.open(workdir, timeline, eval_every, kinds)
+  evaluators_lib.check_best_metric(checkpoints.best_metric, evaluators)
+  newest = saver.latest_step()
   if init_from and newest is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
@@ -169,14 +169,14 @@ def train(
 
   with (
     contextlib.closing(workdirs.Claim(workdir)) as claim,
-    contextlib.closing(checkpointer),
+    contextlib.closing(saver),
     compiled.explaining(_MEMORY),
   ):
     # 4. The state to start from: a checkpoint, weights, or scratch.
     if newest is None:
       state, saved, origin = _begin(ready, seed, init_from)
     else:
-      state, saved = checkpointer.restore(ready.state)
+      state, saved = saver.restore(ready.state)
       origin = f'resumed at step {newest} of {workdir}'
     start = int(state.step)
     check_finite(state, start, mesh)
@@ -206,7 +206,7 @@ def train(
       flops_per_step=ready.flops_per_step(),
       stopwatch=stopwatch,
       config=provenance.config,
-      kinds=_kinds(ready.objective, evaluators),
+      kinds=kinds,
       before_write=claim.check,
     )
     terminal.say(f'{_headline(ready, mesh)}\n{origin}; compiling ...')
@@ -246,9 +246,9 @@ def train(
         if saving:
           claim.check()
           with monitor.pause('saving'):
-            _save(checkpointer, step, state, batches, monitor, results)
+            _save(saver, step, state, batches, monitor, results)
             if last or stopping:
-              checkpointer.wait()
+              saver.wait()
         if stopping:
           terminal.say(
             f'{stopping.name}: saved step {step} of {total_steps} in '
@@ -308,14 +308,14 @@ def _evaluate(evaluators, step, state, monitor):
   return results
 
 
-def _save(checkpointer, step, state, batches, monitor, results):
+def _save(saver, step, state, batches, monitor, results):
   saved = {
     'position': batches.position,
     'unreadable': sorted(batches.skipped),
     'metrics': monitor.carry(),
   }
   finite = {k: v for k, v in results.items() if math.isfinite(v)}
-  checkpointer.save(step, state, saved, metrics=finite)
+  saver.save(step, state, saved, metrics=finite)
 
 
 def _draw(workdir, objective, evaluators, state, batch, mesh):

@@ -145,6 +145,11 @@ class Kind:
   heading: str = ''
   form: str = '{:.4g}'
 
+  def best(self, values: Mapping[Any, float]) -> Any:
+    """Return the first key with the best value, usually the largest."""
+    choose = min if self.better == 'lower' else max
+    return choose(values, key=values.__getitem__)
+
 
 Kinds = Mapping[str, Kind]  # by name; 'NAME/' is of all below it
 LOSS, RATE = Kind(better='lower'), Kind('%', 'higher')

@@ -15,6 +15,7 @@ from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
 from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
 from vit_jax.train import TrainState
+from vit_jax.types import Kind
 
 SGD = optax.sgd(0.1, momentum=0.9)
 
@@ -94,6 +95,17 @@ def test_the_best_survives_a_restart(tmp_path):
       checkpointer.save(step, state, {}, metrics=metrics)
     checkpointer.close()
     assert names_in(tmp_path) == ['2', str(process[-1])]
+
+
+def test_the_best_loss_is_the_lowest(tmp_path):
+  rules = Checkpoints(best_metric='val/loss')
+  kinds = {'val/': Kind(better='lower')}
+  checkpointer, _ = rules.open(tmp_path, Timeline(1, 1, 1), {'val': 1}, kinds)
+  for step, loss in enumerate((0.5, 0.1, 0.9)):
+    metrics = {'val/loss': loss}
+    checkpointer.save(step, make_state(step, ema=False), {}, metrics=metrics)
+  checkpointer.close()
+  assert names_in(tmp_path) == ['1', '2']
 
 
 def test_all_rules_of_checkpoints_act(tmp_path):

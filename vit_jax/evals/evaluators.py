@@ -84,8 +84,8 @@ def check_class_names(
   )
 
 
-def check_metric(
-  argument: str, metric: str | None, evaluators: Mapping[str, Evaluator]
+def check_best_metric(
+  metric: str | None, evaluators: Mapping[str, Evaluator]
 ) -> None:
   """Raise ValueError if no evaluator returns the metric 'EVALUATOR/METRIC'."""
   name, _, found = (metric or '').partition('/')
@@ -95,8 +95,8 @@ def check_metric(
   ):
     return
   raise UserError(
-    f'{argument}={metric!r}: the evaluator {name!r} has no such metric. It has '
-    f'{", ".join(known)}.'
+    f'checkpoints.best_metric={metric!r}: the evaluator {name!r} has no such '
+    f'metric. It has {", ".join(known)}.'
   )
 
 

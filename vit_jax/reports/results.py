@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.runs.metrics import read_records
-from vit_jax.types import UserError
+from vit_jax.runs.metrics import read_kinds, read_records
+from vit_jax.types import UserError, kind_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,15 +80,16 @@ class Results:
     Args:
       runs, metric: regexes that match full names.
       best: None, the last record of a run counts; or the name of a metric, the
-        record with its highest value counts (early stopping).
+        record with its best value counts (early stopping).
     """
     groups = collections.defaultdict(list)
     missing = []
     for name in self.matching(runs):
       records, seed = self.records[name], _seed(runs, name)
       if best:
-        scored = [r for r in records if best in r]
-        records = sorted(scored, key=lambda r: -r[best])[:1]
+        kind = kind_of(best, read_kinds(self.workdir / name))
+        scores = {i: r[best] for i, r in enumerate(records) if best in r}
+        records = [records[kind.best(scores)]] if scores else []
       last = {k: v for record in records for k, v in record.items()}
       found = [x for x in last if re.fullmatch(metric, x)]
       if not found:

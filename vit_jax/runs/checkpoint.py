@@ -35,7 +35,15 @@ from vit_jax.io.files import read_json
 from vit_jax.parallel import hosts
 from vit_jax.parallel.sharding import in_host_memory
 from vit_jax.runs import workdirs
-from vit_jax.types import Array, Count, PathLike, UserError
+from vit_jax.types import (
+  Array,
+  Count,
+  Kind,
+  Kinds,
+  PathLike,
+  UserError,
+  kind_of,
+)
 
 # Odd numbers: multiplication by one is a bijection of 32-bit words.
 _GOLDEN, _MIX = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)
@@ -50,8 +58,8 @@ class Checkpoints:
       stopped also writes one. Training waits for a checkpoint before it begins
       the next.
     keep_last: number of newest checkpoints to keep.
-    best_metric: 'EVALUATOR/METRIC'; the checkpoint with its largest value is
-      kept, too.
+    best_metric: 'EVALUATOR/METRIC'; the checkpoint with its best value is kept,
+      too: the largest, unless lower is better.
   """
 
   every: Interval | None = None
@@ -63,10 +71,12 @@ class Checkpoints:
     workdir: PathLike,
     timeline: Timeline,
     eval_every: Mapping[str, int | None],
+    kinds: Kinds | None = None,
   ) -> tuple['Checkpointer', int]:
     """Return the Checkpointer of a run, and the steps between checkpoints.
 
-    `eval_every` is {name of each evaluator: steps between its runs, or None}.
+    `eval_every` is {name of each evaluator: steps between its runs, or None},
+    `kinds` are those of their metrics.
     """
     every = timeline.steps(self.every) or timeline.steps(fraction(1))
     name = (self.best_metric or '').split('/')[0]
@@ -76,21 +86,26 @@ class Checkpoints:
         f'runs at each checkpoint, every {every} steps. Evaluators run every '
         f'{dict(eval_every)} steps.'
       )
-    return Checkpointer(workdir, self), every
+    kind = kind_of(self.best_metric or '', kinds or {})
+    return Checkpointer(workdir, self, kind), every
 
 
 class Checkpointer:
   """Checkpoints in WORKDIR/checkpoints, kept by the rules."""
 
   def __init__(
-    self, workdir: PathLike, rules: Checkpoints = Checkpoints()
+    self,
+    workdir: PathLike,
+    rules: Checkpoints = Checkpoints(),
+    kind: Kind = Kind(),
   ) -> None:
     self._best_metric = rules.best_metric
     policies = [checkpoint_managers.LatestN(rules.keep_last)]
     best = None
     if rules.best_metric:
+      sign = -1 if kind.better == 'lower' else 1
       best = checkpoint_managers.BestN(
-        get_metric_fn=lambda metrics: metrics[rules.best_metric],
+        get_metric_fn=lambda metrics: sign * metrics[rules.best_metric],
         n=1,
         keep_checkpoints_without_metrics=False,
       )
