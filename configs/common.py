@@ -146,9 +146,19 @@ def follow(config, values):
   return config
 
 
+def best_of(runs, metric, take=('schedule.lr',)):
+  """Return `best_of`: what a run takes from the best of `runs`."""
+  return {'runs': runs, 'metric': metric, 'take': take}
+
+
 def table(cells, **fields):
   """Return a table; see vit_jax/reports/table.py for cells and fields."""
   return make('reports.table.Table', cells=tuple(cells), **fields)
+
+
+def paired(cells, **fields):
+  """Return a table of differences within seeds to the first row."""
+  return make('reports.table.Paired', cells=tuple(cells), **fields)
 
 
 def curves(panels):
@@ -175,6 +185,17 @@ def tfds(name, split, **fields):
   source = make('data.tfds.Tfds', name=name, split=split)
   keys = {'image_key': 'image', 'label_key': 'label'}
   return source | keys | {'data_dir': placeholder(str)} | fields
+
+
+def few_shot_data(name, train, test, size, *, data_dir, batch_size):
+  """Return {'train': data, 'test': data} of two splits of a TFDS set.
+
+  Images are resized to 8/7 of `size` without keeping the aspect ratio.
+  """
+  transforms = resize_crop(size, resize='Resize')
+  sources = [tfds(name, x, data_dir=data_dir) for x in (train, test)]
+  parts = [data(x, transforms, batch_size=batch_size) for x in sources]
+  return {'train': parts[0], 'test': parts[1]}
 
 
 def own_images(split, **fields):

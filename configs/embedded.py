@@ -4,14 +4,16 @@ from configs import common
 from vit_jax.zoo import names
 
 TRIAL = 100  # seed of the runs that try learning rates
+SHOTS, DRAWS = 10, (0, 1, 2, 3, 4)  # digits per class, seeds that draw them
 SIZES = {  # of small ViTs, by their width
   48: {'width': 48, 'depth': 4, 'mlp_dim': 192, 'num_heads': 3},
   64: {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4},
+  96: {'width': 96, 'depth': 4, 'mlp_dim': 384, 'num_heads': 3},
 }
 
 
-def vit(*, patch_size, stages=None, **fields):
-  """Return a small ViT; with `stages` of a ResNet a hybrid.
+def vit(size, *, patch_size=4, stages=None, **fields):
+  """Return a ViT of one of SIZES; with `stages` of a ResNet a hybrid.
 
   The paper initialises position embeddings with a std of 0.02, which suits long
   training. With 0.5 positions matter from the first step, and a small budget
@@ -21,8 +23,8 @@ def vit(*, patch_size, stages=None, **fields):
   if stages:
     embedding |= {'target': names.HYBRID, 'stages': stages}
   posemb = common.make('models.posemb.Learned', init_std=0.5)
-  fields |= {'embedding': embedding, 'posemb': posemb}
-  return {'target': names.VIT, **fields}
+  default = {'target': names.VIT, 'embedding': embedding, 'posemb': posemb}
+  return default | SIZES[size] | fields
 
 
 def run(model, data, evals, *, steps, lr, **fields):
@@ -65,7 +67,9 @@ def digits(split, size, *, batch_size=128, crop=None, **fields):
   return {'source': source, 'transforms': transforms, 'batch_size': batch_size}
 
 
-def linear_on_digits(size, *, shots, seeds, features='pre_logits', tiny=False):
+def linear_on_digits(
+  size, *, shots=(SHOTS,), seeds=DRAWS, features='pre_logits', tiny=False
+):
   """Return the evaluator that fits a linear classifier to a few digits."""
   few = {'examples_per_class': 2 * max(shots)} if tiny else {}
   data = {split: digits(split, size, **few) for split in ('train', 'test')}
@@ -73,13 +77,15 @@ def linear_on_digits(size, *, shots, seeds, features='pre_logits', tiny=False):
   return common.frozen({'digits': data}, readouts, features=features)
 
 
-def frozen_on_digits(size, readouts, *, tiny=False):
+def frozen_on_digits(size, *, tiny=False, **more):
   """Return evaluators of readouts: on all digits, and to try learning rates.
 
-  'trial' has halves of the training digits, which no result is measured on.
+  The readouts are the linear one of SHOTS digits per class and `more`. 'trial'
+  has halves of the training digits, which no result is measured on.
   """
   few = {'examples_per_class': 20} if tiny else {}
   train, test = (digits(split, size, **few) for split in ('train', 'test'))
+  readouts = more | {'fewshot': common.few_shot((SHOTS,), DRAWS)}
 
   def half(bounds):
     source = common.make('data.views.Slice', source=train['source'])
@@ -92,8 +98,8 @@ def frozen_on_digits(size, readouts, *, tiny=False):
   return {k: common.frozen({'digits': x}, readouts) for k, x in data.items()}
 
 
-def few_digits(size, load, *, shots, seed, batch_size):
-  """Return (data, tested data): `shots` of each digit, from half of the scans.
+def few_digits(size, load, *, seed, batch_size):
+  """Return (data, tested data): SHOTS of each digit, from half of the scans.
 
   With the seed TRIAL the other half of the training scans is tested, which no
   result is measured on; else the scans by other writers are.
@@ -105,9 +111,16 @@ def few_digits(size, load, *, shots, seed, batch_size):
     val['source'] = half | {'bounds': '[50%:]'}
   half['bounds'] = '[:50%]'
   data['source'] = common.make(
-    'data.views.Subset', source=half, per_class=shots, seed=seed
+    'data.views.Subset', source=half, per_class=SHOTS, seed=seed
   )
   return data, val
+
+
+def finetune(model, size, *, seed, **fields):
+  """Return a training on a few digits, from `init_from` or from scratch."""
+  data, val = few_digits(size, size + 3, seed=seed, batch_size=50)
+  evals = {'val': common.classification(val)}
+  return run(model, data, evals, seed=seed, **fields)
 
 
 def digits_table(rows):
@@ -127,29 +140,41 @@ def digits_table(rows):
 
 def paired(cells, baseline):
   """Return a table of differences within seeds to a row, the first one."""
-  title = f'Differences to: {baseline}'
-  return common.make('reports.table.Paired', cells=tuple(cells), title=title)
+  return common.paired(cells, title=f'Differences to: {baseline}')
 
 
-def tune(runs, name, make, *, rates, seeds, metric):
+def figure(panels, title, name):
+  """Return a scaling figure with intervals."""
+  return common.figure(*panels, title=title, name=name, intervals=True)
+
+
+def tune(runs, name, make, args, rates, metric='val/accuracy'):
   """Add the runs of one arm of a study, with the best of some rates.
 
   `make(seed, lr)` returns a run. NAME_lrRATE try the rates with the seed TRIAL;
-  NAME_seedS have the rate with the highest `metric` there.
+  NAME_seedS have the rate with the highest `metric` there. `args` has seeds,
+  their number, and tiny, which tries the first rate only.
   """
-  for rate in rates:
+  for rate in rates[:1] if args.tiny else rates:
     runs[f'{name}_lr{rate:.0e}'] = common.ConfigDict(make(TRIAL, rate))
-  for seed in range(seeds):
+  for seed in range(args.seeds):
     run = common.ConfigDict(make(seed, rates[0]))
-    run.best_of = {
-      'runs': f'{name}_lr.*',
-      'metric': metric,
-      'take': ('schedule.lr',),
-    }
+    run.best_of = common.best_of(f'{name}_lr.*', metric)
     runs[f'{name}_seed{seed}'] = run
 
 
-def drawn(size, seed, count, *, batch_size=64, **fields):
-  """Return data of `count` glyphs, without augmentation."""
-  source = glyphs(size, seed=seed, num_examples=count, **fields)
-  return common.data(source, (), batch_size=batch_size)
+def measured(name, metric='val/accuracy'):
+  """Return the results of all runs NAME_seedS, for a report."""
+  return {'runs': rf'{name}_seed(?P<seed>\d+)', 'metric': metric}
+
+
+def drawn(size, seed, count=2**20, transforms=()):
+  """Return data of `count` glyphs in 64 classes."""
+  source = glyphs(size, seed=seed, num_examples=count, num_classes=64)
+  return common.data(source, transforms, batch_size=64)
+
+
+def held_out(args, size, seed=0, transforms=()):
+  """Return glyphs to test on, the same for all seeds except TRIAL."""
+  test = seed if seed == TRIAL else 0
+  return drawn(size, test, 64 if args.tiny else 1920, transforms)

@@ -24,7 +24,7 @@ Arguments (separated by commas; the first of a list is the default):
              size, resize and crop of the weights
 """
 
-from configs import arguments, common
+from configs import arguments, common, finetune
 
 READOUTS = {
   'fewshot': common.few_shot((5, 10)),
@@ -37,10 +37,7 @@ READOUTS = {
 
 def get_config(argument=''):
   args = arguments.parse(
-    argument,
-    ('accuracy', *READOUTS, 'flip'),
-    data=('folder', 'tfds'),
-    size=int,
+    argument, ('accuracy', *READOUTS, 'flip'), data=('folder', 'tfds'), size=int
   )
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
   config = common.evaluation(args.size)
@@ -64,12 +61,8 @@ def data(args, config, split):
     source = common.tfds(common.placeholder(str), split)
   else:
     source = common.own_images(common.placeholder(str))
-  made = common.data(
-    source, common.resize_crop(args.size or 224), batch_size=128
-  )
+  images = common.resize_crop(args.size or 224)
+  made = common.data(source, images, batch_size=128)
   if not args.size:
-    init_from = config.get_oneway_ref('init_from')
-    made['transforms'] = common.make(
-      'pretrained.transforms', init_from=init_from
-    )
+    made['transforms'] = finetune.follow(config, 'transforms')
   return made

@@ -48,20 +48,7 @@ def get_config(argument=''):
   chosen = [x for x in SETS if getattr(args, x)] or list(SETS)[:-1]
   config = common.evaluation(args.size)
   data_dir = common.placeholder(str)  # shared: a flag for one sets all
-  data = {name: splits(name, args.size, data_dir) for name in chosen}
+  how = {'data_dir': data_dir, 'batch_size': 128}
+  data = {x: common.few_shot_data(*SETS[x], args.size, **how) for x in chosen}
   config.evals = {'frozen': common.frozen(data, readouts)}
   return config
-
-
-def splits(name, size, data_dir):
-  """Return {'train': data, 'test': data} of one of SETS."""
-  tfds_name, *parts = SETS[name]
-  transforms = common.resize_crop(size, resize='Resize')
-  return {
-    split: common.data(
-      common.tfds(tfds_name, part, data_dir=data_dir),
-      transforms,
-      batch_size=128,
-    )
-    for split, part in zip(('train', 'test'), parts)
-  }

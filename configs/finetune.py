@@ -274,16 +274,14 @@ def default_size(args):
 def transforms(args):
   size = args.size or default_size(args)
   fields = {'antialias': True} if args.data == 'folder' else {}
+  test = common.resize(size, **fields)
   if args.bit:
     load = {128: 160, 480: 512}.get(size, size * 7 // 6)
-    images = common.random_crop(load, size, **fields)
-    return images, common.resize(size, **fields)
+    return common.random_crop(load, size, **fields), test
   if args.data == 'kitti':
-    flip = common.make('data.transforms.FlipLR')
-    return [*common.resize(size), flip], common.resize(size)
+    return [*test, common.make('data.transforms.FlipLR')], test
   if args.crop == 'inception':
-    images = common.inception_crop(size, **fields)
-    return images, common.resize(size, **fields)
+    return common.inception_crop(size, **fields), test
   load = 256 if size == 224 else size * 7 // 6
   images = common.random_crop(load, size, **fields)
   return images, common.resize_crop(size, load)

@@ -39,10 +39,7 @@ from configs import arguments, common
 
 def get_config(argument=''):
   args = arguments.parse(
-    argument,
-    ('faults', 'folder', 'tiny'),
-    model=('S/16', 'B/16'),
-    epochs=90.0,
+    argument, ('faults', 'folder', 'tiny'), model=('S/16', 'B/16'), epochs=90.0
   )
   augment = common.rand_augment(10, faults=args.faults)
   config = common.pretraining(

@@ -172,8 +172,7 @@ def table():
 
 
 __doc__ = __doc__.replace(
-  '{words}',
-  '\n'.join(f'  {name:10} {x.learns}' for name, x in METHODS.items()),
+  '{words}', '\n'.join(f'  {name:10} {x.learns}' for name, x in METHODS.items())
 )
 
 

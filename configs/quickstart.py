@@ -47,10 +47,7 @@ def get_config(argument=''):
 
 
 def model(tiny):
-  depth = 1 if tiny else 4
-  return embedded.vit(
-    width=96, depth=depth, mlp_dim=384, num_heads=3, patch_size=4
-  )
+  return embedded.vit(96, depth=1 if tiny else 4)
 
 
 def pretrain(tiny):

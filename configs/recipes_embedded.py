@@ -7,22 +7,17 @@ its baseline on 10 handwritten digits per class, and the same digits from
 scratch. Each is done with a baseline (AdamW, random crops), and with one part
 more (RECIPES). For pre-training there are also the optimizers of OPTIMIZERS.
 
-Within a seed all runs have the same images, order and initialisation. Learning
-rates are tried with one more seed, on data that no result is measured on: other
-glyphs, and half of the training digits. Recipes have the rate of the baseline.
-
 Arguments (separated by commas):
   seeds=3    of each recipe and optimizer
   steps=600  of 32 images, on glyphs
   tiny       one seed, few steps: minutes, to check that it runs
 
-Result (23.4 min on 2 busy CPU cores): docs/recipes.md.
+Protocol and result (23.4 min on 2 busy CPU cores): docs/recipes.md.
 """
 
 from configs import arguments, common, embedded
 
-PX, LOAD_PX = 16, 18  # random crops of PX
-CLASSES, IMAGES, SHOTS = 64, 960, 10
+PX, LOAD_PX, IMAGES = 16, 18, 960  # random crops of PX
 TASKS = {
   'glyphs': 'glyphs',
   'finetune': 'digits, fine-tuned',
@@ -31,7 +26,7 @@ TASKS = {
 
 
 def model(**fields):
-  return embedded.vit(**embedded.SIZES[48], patch_size=4, scan=True, **fields)
+  return embedded.vit(48, scan=True, **fields)
 
 
 def mixed(**fields):
@@ -103,11 +98,7 @@ def add_seeds(
       run.evals.progress = common.classification(
         run.evals.val.data, every_steps=25
       )
-    run.best_of = {
-      'runs': f'{task}_{rate_of}_lr.*',
-      'metric': 'val/accuracy',
-      'take': ('schedule.lr',),
-    }
+    run.best_of = common.best_of(f'{task}_{rate_of}_lr.*', 'val/accuracy')
     runs[f'{task}_{name}_seed{seed}'] = run
 
 
@@ -116,16 +107,12 @@ def train(args, task, seed, settings):
   steps, evals, init_from = args.digits_steps, {}, None
   if task == 'glyphs':
     steps = args.steps
+    test = seed if seed == embedded.TRIAL else 0
     data = glyphs('RandomCrop', seed=1 + seed)
-    val = glyphs(
-      'CentralCrop', seed=embedded.TRIAL if seed == embedded.TRIAL else 0
-    )
-    evals['frozen'] = embedded.linear_on_digits(
-      PX, shots=(SHOTS,), seeds=(0, 1, 2, 3, 4), tiny=args.tiny
-    )
+    val = glyphs('CentralCrop', seed=test)
+    evals['frozen'] = embedded.linear_on_digits(PX, tiny=args.tiny)
   else:
-    how = {'shots': SHOTS, 'seed': seed, 'batch_size': 48}
-    data, val = embedded.few_digits(PX, LOAD_PX, **how)
+    data, val = embedded.few_digits(PX, LOAD_PX, seed=seed, batch_size=48)
   if task == 'finetune':
     start = 0 if seed == embedded.TRIAL else seed
     init_from = {'path': f'{{workdir}}/glyphs_baseline_seed{start}'}
@@ -139,11 +126,9 @@ def train(args, task, seed, settings):
 
 
 def glyphs(crop, *, seed):
-  source = embedded.glyphs(
-    LOAD_PX, num_classes=CLASSES, num_examples=IMAGES, seed=seed
-  )
   transforms = [common.make(f'data.transforms.{crop}', size=PX)]
-  return common.data(source, transforms, batch_size=32)
+  data = embedded.drawn(LOAD_PX, seed, IMAGES, transforms)
+  return data | {'batch_size': 32}
 
 
 def reports(tried):
@@ -157,7 +142,7 @@ def reports(tried):
     TASKS[task]: (task, 'val/accuracy') for task in ('finetune', 'scratch')
   }
   lines = {
-    row: (seeds('glyphs', name), 'progress/accuracy')
+    row: (embedded.measured(f'glyphs_{name}')['runs'], 'progress/accuracy')
     for row, name in rules.items()
   }
   title = 'Pre-training on glyphs (mean ± std of the seeds)'
@@ -172,16 +157,10 @@ def reports(tried):
 
 def paired(rows, columns, *, name):
   """Return the differences to the first row."""
-  cells = tuple(
-    {'row': row, 'column': title, 'runs': seeds(task, run), 'metric': metric}
+  cells = (
+    {'row': row, 'column': title} | embedded.measured(f'{task}_{run}', metric)
     for row, run in rows.items()
     for title, (task, metric) in columns.items()
   )
   title = f'Differences to {next(iter(rows))}'
-  return common.make(
-    'reports.table.Paired', cells=cells, title=title, name=name
-  )
-
-
-def seeds(task, name):
-  return rf'{task}_{name}_seed(?P<seed>\d+)'
+  return common.paired(cells, title=title, name=name)

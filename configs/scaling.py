@@ -355,16 +355,13 @@ def add_few_shot(config, values, tiny=False):
   which have at least 30 of each class. `tiny` has one image of each class among
   64, and tests on the same images.
   """
-  size = config.data.transforms[0]['size']
-  transforms = common.resize_crop(size, resize='Resize')
   train, test = ('train[:64]',) * 2 if tiny else ('train[:65000]', 'validation')
-  data_dir = values.get_oneway_ref('data_dir')
-  parts = {}
-  for part, split in (('train', train), ('test', test)):
-    source = common.tfds('imagenet2012', split, data_dir=data_dir)
-    batch_size = config.data.batch_size
-    parts[part] = common.data(source, transforms, batch_size=batch_size)
-    parts[part]['num_workers'] = values.get_oneway_ref('num_workers')
+  size = config.data.transforms[0]['size']
+  how = {'data_dir': values.get_oneway_ref('data_dir')}
+  how['batch_size'] = config.data.batch_size
+  parts = common.few_shot_data('imagenet2012', train, test, size, **how)
+  for part in parts.values():
+    part['num_workers'] = values.get_oneway_ref('num_workers')
   config.evals.frozen = common.frozen(
     {'imagenet': parts},
     {'fewshot': common.few_shot((1,) if tiny else (5, 10))},

@@ -38,11 +38,10 @@ from vit_jax.zoo import names
 
 CLASSES = 480
 BATCH, IMAGE_PX = 64, 24
-_VIT = {'width': 64, 'mlp_dim': 256, 'num_heads': 4}
 MODELS = {
-  'ViT': embedded.vit(depth=4, patch_size=4, **_VIT),
+  'ViT': embedded.vit(64),
   'ResNet': {'target': names.RESNET, 'stages': (1, 1)},
-  'hybrid': embedded.vit(depth=2, patch_size=1, stages=(1,), **_VIT),
+  'hybrid': embedded.vit(64, depth=2, patch_size=1, stages=(1,)),
 }
 
 
@@ -71,10 +70,7 @@ def get_config(argument=''):
 
 def run_config(args, model, size, seed):
   """Return a pre-training on `size` images that also evaluates its features."""
-  digits = embedded.linear_on_digits(
-    IMAGE_PX, shots=(10,), seeds=(0, 1, 2, 3, 4), tiny=args.tiny
-  )
-  evals = {'frozen': digits}
+  evals = {'frozen': embedded.linear_on_digits(IMAGE_PX, tiny=args.tiny)}
   if args.data == 'glyphs':
     held_out = source(args, 96 if args.tiny else 4 * CLASSES, -1)
     held_out = {'source': held_out, 'batch_size': 128}

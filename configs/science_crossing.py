@@ -17,49 +17,38 @@ import itertools
 from configs import common, embedded
 from vit_jax.zoo import names
 
-PX, PATCH, CLASSES = 24, 4, 64
+PX, PATCH = 24, 4
 RATES = (1e-3, 3e-3)
 FRACTIONS = (0.0, 0.5, 1.0)
 STEPS = {4_800: 500, 76_800: 1_200}  # by the number of images
 MODELS = {  # 15 to 16 MFLOP forward, as in scaling_embedded.py
-  'ViT': embedded.vit(**embedded.SIZES[64], patch_size=PATCH),
+  'ViT': embedded.vit(64, patch_size=PATCH),
   'ResNet': {'target': names.RESNET, 'stages': (1, 1)},
 }
 
 
 def study(args):
-  rates = RATES[:1] if args.tiny else RATES
   runs = {}
-  for count, steps in STEPS.items():
-    steps = 4 if args.tiny else steps
-    for fraction in FRACTIONS:
-      for model in MODELS:
-        make = functools.partial(train, args, model, fraction, count, steps)
-        how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
-        embedded.tune(runs, run_name(model, fraction, count), make, **how)
+  for arm in itertools.product(STEPS, FRACTIONS, MODELS):
+    make = functools.partial(train, args, *arm)
+    embedded.tune(runs, run_name(*arm), make, args, RATES)
   return runs, reports()
 
 
-def run_name(model, fraction, count):
+def run_name(count, fraction, model):
   return f'{model}_{100 * fraction:g}_{count}'
 
 
-def measured(model, fraction, count):
-  runs = rf'{run_name(model, fraction, count)}_seed(?P<seed>\d+)'
-  return {'runs': runs, 'metric': 'val/accuracy'}
-
-
-def train(args, model, fraction, count, steps, seed, lr):
+def train(args, count, fraction, model, seed, lr):
   shuffle = common.make(
     'science.shuffle.ShufflePatches', patch_size=PATCH, fraction=fraction
   )
-  data = embedded.drawn(PX, 1 + seed, count, num_classes=CLASSES)
-  test = seed if seed == embedded.TRIAL else 0
-  tested = 64 if args.tiny else 1920
-  held_out = embedded.drawn(PX, test, tested, num_classes=CLASSES)
+  data = embedded.drawn(PX, 1 + seed, count)
+  held_out = embedded.held_out(args, PX, seed)
   for part in (data, held_out):
     part['transforms'] = [shuffle]
   evals = {'val': common.classification(held_out)}
+  steps = 4 if args.tiny else STEPS[count]
   fields = {'steps': steps, 'lr': lr, 'seed': seed}
   return embedded.run(MODELS[model], data, evals, **fields)
 
@@ -69,7 +58,7 @@ def reports():
   for count in STEPS:
     lines = {model: [] for model in MODELS}
     for fraction, model in itertools.product(FRACTIONS, reversed(MODELS)):
-      y = measured(model, fraction, count)
+      y = embedded.measured(run_name(count, fraction, model))
       lines[model].append({'x': 100 * fraction, 'y': y})
       column = f'{count:,} images, {fraction:.0%} shuffled'
       cells.append({'row': model, 'column': column} | y)
@@ -78,7 +67,5 @@ def reports():
       | {'xlabel': 'shuffled patches (%)'}
       | {'ylabel': 'accuracy on held-out glyphs (%)'}
     )
-  figure = common.figure(
-    *panels, title='Crossing', name='crossing', intervals=True
-  )
+  figure = embedded.figure(panels, 'Crossing', 'crossing')
   return embedded.paired(cells, 'ResNet'), figure

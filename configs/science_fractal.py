@@ -13,11 +13,11 @@ import functools
 
 from configs import common, embedded
 
-PX, CLASSES, SHOTS = 24, 250, 10
+PX, CLASSES = 24, 250
 RATES = (1e-3, 3e-3)
 SPREADS = (0.01, 0.02, 0.05, 0.1, 0.2)
 BASELINES = {'scratch': 'from scratch', 'fractals': 'as many other fractals'}
-METRIC = f'digits/digits/fewshot/{SHOTS}shot'
+METRIC = 'digits/digits/fewshot/10shot'
 
 
 def spread(width):
@@ -28,25 +28,18 @@ ARMS = {spread(x): {'spread': x} for x in SPREADS} | {'fractals': {}}
 
 
 def study(args):
-  steps, rates = (4, RATES[:1]) if args.tiny else (500, RATES)
   runs = {}
   for name, fields in ARMS.items():
-    make = functools.partial(pretrain, args, fields, steps)
+    make = functools.partial(pretrain, args, fields)
     metric = METRIC.replace('digits', 'trial', 1)
-    how = {'seeds': args.seeds, 'metric': metric, 'rates': rates}
-    embedded.tune(runs, name, make, **how)
+    embedded.tune(runs, name, make, args, RATES, metric)
   for name in (*ARMS, 'scratch'):
     make = functools.partial(finetune, args, name)
-    how = {'seeds': args.seeds, 'rates': rates}
-    embedded.tune(runs, f'tuned_{name}', make, metric='val/accuracy', **how)
+    embedded.tune(runs, f'tuned_{name}', make, args, RATES)
   return runs, reports()
 
 
-def model(**fields):
-  return embedded.vit(**embedded.SIZES[64], patch_size=4, **fields)
-
-
-def pretrain(args, fields, steps, seed, lr):
+def pretrain(args, fields, seed, lr):
   """Return a pre-training on one image of each class, cropped and flipped."""
   source = common.make(
     'science.fractals.Fractals',
@@ -57,26 +50,18 @@ def pretrain(args, fields, steps, seed, lr):
     **fields,
   )
   images = common.inception_crop(PX, area=(0.5, 1.0))
-  readouts = {'fewshot': common.few_shot((SHOTS,), (0, 1, 2, 3, 4))}
-  evals = embedded.frozen_on_digits(PX, readouts)
+  evals = embedded.frozen_on_digits(PX)
   data = common.data(source, images, batch_size=64)
-  return embedded.run(model(), data, evals, steps=steps, lr=lr, seed=seed)
+  how = {'steps': 4 if args.tiny else 500, 'lr': lr, 'seed': seed}
+  return embedded.run(embedded.vit(64), data, evals, **how)
 
 
 def finetune(args, name, seed, lr):
   of = 0 if seed == embedded.TRIAL else seed
   start = {'path': f'{{workdir}}/{name}_seed{of}'}
-  how = {'shots': SHOTS, 'seed': seed, 'batch_size': 50}
-  data, val = embedded.few_digits(PX, PX + 3, **how)
-  return embedded.run(
-    model(),
-    data,
-    {'val': common.classification(val)},
-    steps=4 if args.tiny else 200,
-    lr=lr,
-    seed=seed,
-    init_from=None if name == 'scratch' else start,
-  )
+  start = None if name == 'scratch' else start
+  fields = {'steps': 4 if args.tiny else 200, 'lr': lr, 'init_from': start}
+  return embedded.finetune(embedded.vit(64), PX, seed=seed, **fields)
 
 
 def reports():
@@ -89,18 +74,16 @@ def reports():
     lines = {}
     for name in (*baselines, *SPREADS):
       arm = name if name in baselines else spread(name)
-      y = {'runs': run.format(rf'{arm}_seed(?P<seed>\d+)'), 'metric': metric}
+      y = embedded.measured(run.format(arm), metric)
       row = BASELINES.get(name, f'one fractal, width {name}')
       cells.append({'row': row, 'column': column} | y)
       at = SPREADS[:: len(SPREADS) - 1] if name in baselines else (name,)
       line = lines.setdefault(BASELINES.get(name, 'one fractal'), [])
       line += [{'x': x, 'y': y} for x in at]
     panels.append(
-      {'title': f'Digits, {SHOTS} per class, {column}', 'lines': lines}
+      {'title': f'Digits, 10 per class, {column}', 'lines': lines}
       | {'xlabel': 'width of the perturbations', 'ylabel': 'accuracy (%)'}
       | {'ticks': {x: f'{x:g}' for x in SPREADS}}
     )
-  figure = common.figure(
-    *panels, title='One fractal', name='fractal', intervals=True
-  )
+  figure = embedded.figure(panels, 'One fractal', 'fractal')
   return embedded.paired(cells, 'from scratch, or other fractals'), figure

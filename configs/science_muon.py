@@ -14,7 +14,7 @@ import functools
 
 from configs import common, embedded
 
-PX, LOAD_PX, CLASSES, IMAGES = 16, 18, 64, 960
+PX, LOAD_PX, IMAGES = 16, 18, 960
 RATES = (1e-3, 3e-3, 1e-2)
 MUON = {'target': 'vit_jax.optim.optimizers.muon'}
 OPTIMIZERS = {'AdamW': {}, 'Muon': MUON}
@@ -27,14 +27,11 @@ KINDS = {  # title: kernel of a layer whose stable rank is drawn
 
 
 def study(args):
-  steps, rates = (8, RATES[:1]) if args.tiny else (2000, RATES)
   runs = {}
   for optimizer, settings in OPTIMIZERS.items():
     for title, strong in AUGMENTATIONS.items():
-      make = functools.partial(train, args, settings, strong, steps)
-      name = run_name(optimizer, title)
-      how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
-      embedded.tune(runs, name, make, **how)
+      make = functools.partial(train, args, settings, strong)
+      embedded.tune(runs, run_name(optimizer, title), make, args, RATES)
   return runs, reports()
 
 
@@ -42,39 +39,30 @@ def run_name(optimizer, title):
   return f'{optimizer}_{title.partition(" ")[0]}'.lower()
 
 
-def train(args, settings, strong, steps, seed, lr):
-  model = embedded.vit(**embedded.SIZES[48], patch_size=4)
+def train(args, settings, strong, seed, lr):
+  model = embedded.vit(48)
   transforms = [common.make('data.transforms.RandomCrop', size=PX)]
   objective = common.xent('softmax')
   if strong:
     policy = {'policy': 'rand-m9-mstd0.5-inc1', 'fill': 0}
     transforms.append(common.make('data.augment.rand_augment', **policy))
     objective = common.mixed(objective, mixup=0.2, cutmix=1.0)
-  source = embedded.glyphs(
-    LOAD_PX, num_classes=CLASSES, num_examples=IMAGES, seed=1 + seed
-  )
   crop = [common.make('data.transforms.CentralCrop', size=PX)]
-  test = seed if seed == embedded.TRIAL else 0
-  val = embedded.glyphs(
-    LOAD_PX,
-    num_classes=CLASSES,
-    num_examples=64 if args.tiny else 1920,
-    seed=test,
-  )
+  val = common.classification(embedded.held_out(args, LOAD_PX, seed, crop))
+  data = embedded.drawn(LOAD_PX, 1 + seed, IMAGES, transforms)
   ranks = common.make(
     'science.gradients.StableRank',
-    data=common.data(source, crop, batch_size=64),
+    data=data | {'transforms': crop},
     objective=common.xent('softmax'),
   )
-  val = common.classification(common.data(val, crop, batch_size=64))
   return embedded.run(
     model,
-    common.data(source, transforms, batch_size=32),
+    data | {'batch_size': 32},
     {
       name: x | {'every_fraction': 0.1}
       for name, x in {'val': val, 'rank': ranks}.items()
     },
-    steps=steps,
+    steps=8 if args.tiny else 2000,
     lr=lr,
     seed=seed,
     objective=objective,
@@ -87,12 +75,9 @@ def reports():
   for title in AUGMENTATIONS:
     lines = {}
     for optimizer in OPTIMIZERS:
-      runs = rf'{run_name(optimizer, title)}_seed(?P<seed>\d+)'
-      cells.append(
-        {'row': optimizer, 'column': title}
-        | {'runs': runs, 'metric': 'val/accuracy'}
-      )
-      lines[optimizer] = runs, 'val/accuracy'
+      y = embedded.measured(run_name(optimizer, title))
+      cells.append({'row': optimizer, 'column': title} | y)
+      lines[optimizer] = y['runs'], y['metric']
     panels.append(
       {'title': title, 'ylabel': 'held-out accuracy (%)', 'lines': lines}
     )
@@ -101,10 +86,8 @@ def reports():
     lines = {}
     for optimizer in OPTIMIZERS:
       for title in AUGMENTATIONS:
-        lines[f'{optimizer}, {title}'] = (
-          rf'{run_name(optimizer, title)}_seed\d+',
-          f'rank/block_3/{path}/kernel',
-        )
+        runs = rf'{run_name(optimizer, title)}_seed\d+'
+        lines[f'{optimizer}, {title}'] = runs, f'rank/block_3/{path}/kernel'
     ranks.append(
       {'title': f'{kind}, layer 4', 'ylabel': 'stable rank', 'lines': lines}
     )

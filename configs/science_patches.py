@@ -13,31 +13,27 @@ import functools
 
 from configs import common, embedded
 
-PX, CLASSES = 16, 64
+PX = 16
 RATES = (1e-3, 3e-3)
 COST = {8: 0.065, 4: 0.227, 2: 1.0, 1: 6.1}  # FLOPs, relative to patches of 2
 BUDGETS = {'equal epochs': 'epochs', 'equal compute': 'compute'}
 
 
 def study(args):
-  steps, rates = (8, RATES[:1]) if args.tiny else (300, RATES)
+  steps = 8 if args.tiny else 300
   runs = {}
   for patch, cost in COST.items():
-    how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
     for budget in BUDGETS.values():
       scale = 1 if budget == 'epochs' else 1 / cost
       make = functools.partial(train, args, patch, max(1, round(scale * steps)))
-      embedded.tune(runs, f'p{patch}_{budget}', make, **how)
+      embedded.tune(runs, f'p{patch}_{budget}', make, args, RATES)
   return runs, reports()
 
 
 def train(args, patch, steps, seed, lr):
-  model = embedded.vit(**embedded.SIZES[48], patch_size=patch)
-  data = embedded.drawn(PX, 1 + seed, 2**20, num_classes=CLASSES)
-  test = seed if seed == embedded.TRIAL else 0
-  count = 64 if args.tiny else 1920
-  held_out = embedded.drawn(PX, test, count, num_classes=CLASSES)
-  evals = {'val': common.classification(held_out)}
+  model = embedded.vit(48, patch_size=patch)
+  data = embedded.drawn(PX, 1 + seed)
+  evals = {'val': common.classification(embedded.held_out(args, PX, seed))}
   return embedded.run(model, data, evals, steps=steps, lr=lr, seed=seed)
 
 
@@ -46,8 +42,7 @@ def reports():
   for title, budget in BUDGETS.items():
     points = []
     for patch in COST:
-      runs = rf'p{patch}_{budget}_seed(?P<seed>\d+)'
-      y = {'runs': runs, 'metric': 'val/accuracy'}
+      y = embedded.measured(f'p{patch}_{budget}')
       points.append({'x': patch, 'y': y})
       cells.append({'row': f'{patch} px', 'column': title} | y)
     panels.append(
@@ -56,7 +51,5 @@ def reports():
       | {'ylabel': 'accuracy on held-out glyphs (%)'}
       | {'ticks': {patch: str(patch) for patch in COST}}
     )
-  figure = common.figure(
-    *panels, title='Patch size', name='patches', intervals=True
-  )
+  figure = embedded.figure(panels, 'Patch size', 'patches')
   return embedded.paired(cells, '8 px'), figure

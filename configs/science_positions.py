@@ -15,7 +15,6 @@ from configs import common, embedded
 
 PX, SIZES = 32, (24, 40, 48, 64)
 RATES = (1e-3, 3e-3, 1e-2)
-CLASSES = 64
 LEARNED = common.make('models.posemb.Learned', init_std=0.5)
 ROTARY = 'models.rotary.Rotary'
 ARMS = {  # name: (title, position embedding)
@@ -29,46 +28,40 @@ ARMS = {  # name: (title, position embedding)
 
 
 def study(args):
-  steps, rates = (4, RATES[:1]) if args.tiny else (600, RATES)
   runs = {}
   for name, (_, posemb) in ARMS.items():
-    make = functools.partial(train, args, posemb, steps)
-    how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
-    embedded.tune(runs, name, make, **how)
+    make = functools.partial(train, args, posemb)
+    embedded.tune(runs, name, make, args, RATES)
     for seed in range(args.seeds):
       for size in SIZES:
         runs[f'{name}_seed{seed}_at{size}'] = {
           'run': 'vit_jax.evaluate.evaluate',
           'init_from': {'path': f'{{workdir}}/{name}_seed{seed}'},
           'image_shape': (size, size, 1),
-          'evals': {'val': held_out(args, size, 0)},
+          'evals': held_out(args, size),
         }
   return runs, reports()
 
 
-def train(args, posemb, steps, seed, lr):
-  model = embedded.vit(**embedded.SIZES[64], patch_size=4) | {'posemb': posemb}
-  model['pooling'] = common.make('models.pooling.Mean')
-  data = embedded.drawn(PX, 1 + seed, 2**20, num_classes=CLASSES)
-  test = seed if seed == embedded.TRIAL else 0
-  evals = {'val': held_out(args, PX, test)}
+def train(args, posemb, seed, lr):
+  pooling = common.make('models.pooling.Mean')
+  model = embedded.vit(64, posemb=posemb, pooling=pooling)
+  data, evals = embedded.drawn(PX, 1 + seed), held_out(args, PX, seed)
+  steps = 4 if args.tiny else 600
   return embedded.run(model, data, evals, steps=steps, lr=lr, seed=seed)
 
 
-def held_out(args, size, seed):
-  count = 64 if args.tiny else 1920
-  data = embedded.drawn(size, seed, count, num_classes=CLASSES)
-  return common.classification(data)
+def held_out(args, size, seed=0):
+  return {'val': common.classification(embedded.held_out(args, size, seed))}
 
 
 def reports():
   cells, lines = [], {}
   for name, (title, _) in ARMS.items():
-    runs = {x: rf'{name}_seed(?P<seed>\d+)_at{x}' for x in SIZES}
-    runs[PX] = rf'{name}_seed(?P<seed>\d+)'
     lines[title] = []
-    for x, found in sorted(runs.items()):
-      y = {'runs': found, 'metric': 'val/accuracy'}
+    for x in sorted((*SIZES, PX)):
+      y = embedded.measured(name)
+      y['runs'] += f'_at{x}' * (x != PX)
       lines[title].append({'x': x, 'y': y})
       cells.append({'row': title, 'column': f'{x} px'} | y)
   panel = {
@@ -78,7 +71,5 @@ def reports():
     'lines': lines,
     'ticks': {size: str(size) for size in (*SIZES, PX)},
   }
-  figure = common.figure(
-    panel, title='Positions', name='positions', intervals=True
-  )
+  figure = embedded.figure([panel], 'Positions', 'positions')
   return embedded.paired(cells, 'learned'), figure

@@ -15,9 +15,8 @@ import functools
 
 from configs import common, embedded
 
-PX, CLASSES, BATCH = 24, 64, 64
+PX = 24
 RATES = (1e-3, 3e-3)
-STEPS = 500
 NESTED = {'nested brackets': {'kind': 'dyck'}}
 GRAMMARS = {
   **NESTED,
@@ -29,29 +28,24 @@ SHARES = {'1%': (0.01, NESTED), '10%': (0.1, GRAMMARS)}
 
 
 def study(args):
-  steps, rates = (8, RATES[:1]) if args.tiny else (STEPS, RATES)
-  how = {'rates': rates, 'seeds': args.seeds, 'metric': 'val/accuracy'}
+  steps = 8 if args.tiny else 500
   runs, rows = {}, {'none': 'none'}
   make = functools.partial(learn, args, steps, None)
-  embedded.tune(runs, 'none', make, **how)
+  embedded.tune(runs, 'none', make, args, RATES)
   for title, (share, grammars) in SHARES.items():
     warm = max(2, round(share * steps))
     name = f'more{warm}'
     rows[f'{title} more images'] = name
     make = functools.partial(learn, args, steps + warm, None)
-    embedded.tune(runs, name, make, **how)
+    embedded.tune(runs, name, make, args, RATES)
     for grammar, fields in grammars.items():
       name = f'{fields["kind"]}{"_permuted" * ("permuted" in fields)}{warm}'
       rows[f'{title} {grammar}'] = name
       for seed in (embedded.TRIAL, *range(args.seeds)):
         runs[f'warm_{name}_{seed}'] = warm_up(fields, warm, seed)
       make = functools.partial(learn, args, steps, f'warm_{name}')
-      embedded.tune(runs, name, make, **how)
+      embedded.tune(runs, name, make, args, RATES)
   return runs, reports(rows)
-
-
-def model(**fields):
-  return embedded.vit(**embedded.SIZES[64], patch_size=4, **fields)
 
 
 def warm_up(fields, steps, seed):
@@ -59,19 +53,17 @@ def warm_up(fields, steps, seed):
   source = common.make(
     'science.grammars.Grammar', side=PX // 4, seed=1 + seed, **fields
   )
-  task = {'predict': 'tokens', 'ratio': 0.5}
+  pooling = common.make('models.pooling.NoPooling', class_token=True)
   config = embedded.run(
-    model(
-      num_classes=128,
-      pooling=common.make('models.pooling.NoPooling', class_token=True),
-    ),
-    common.data(source, (), batch_size=BATCH),
+    embedded.vit(64, num_classes=128, pooling=pooling),
+    common.data(source, (), batch_size=64),
     {},
     steps=steps,
     lr=RATES[0],
     seed=seed,
     objective=common.make(
-      'objectives.masked_patches.masked_patches', task=task
+      'objectives.masked_patches.masked_patches',
+      task={'predict': 'tokens', 'ratio': 0.5},
     ),
     preprocess={'mean': 0.0, 'std': 1.0},
   )
@@ -87,15 +79,10 @@ def learn(args, steps, start, seed, lr):
   if start:
     rule = '(head|embedding|pos_embedding|cls).*'
     init_from = {'path': f'{{workdir}}/{start}_{seed}', 'head_rule': rule}
-  data = embedded.drawn(
-    PX, 1 + seed, 2**20, num_classes=CLASSES, batch_size=BATCH
-  )
-  test = seed if seed == embedded.TRIAL else 0
-  count = 64 if args.tiny else 1920
-  held_out = embedded.drawn(PX, test, count, num_classes=CLASSES)
+  held_out = embedded.held_out(args, PX, seed)
   return embedded.run(
-    model(),
-    data,
+    embedded.vit(64),
+    embedded.drawn(PX, 1 + seed),
     {'val': common.classification(held_out, every_fraction=0.1)},
     steps=steps,
     lr=lr,
@@ -106,8 +93,7 @@ def learn(args, steps, start, seed, lr):
 
 def reports(rows):
   cells = (
-    {'row': row, 'column': 'held-out glyphs', 'metric': 'val/accuracy'}
-    | {'runs': rf'{name}_seed(?P<seed>\d+)'}
+    {'row': row, 'column': 'held-out glyphs'} | embedded.measured(name)
     for row, name in rows.items()
   )
   lines = {

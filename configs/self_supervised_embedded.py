@@ -34,7 +34,6 @@ import itertools
 from configs import arguments, common, embedded, masked_patches
 
 PX, LOCAL_PX, PATCH = 20, 12, 4
-SHOTS = 10  # digits per class
 RATES, TUNING_RATES = (5e-4, 2e-3, 8e-3), (1e-3, 3e-3)
 METHODS = {  # name: (title, FLOPs of a step relative to 'labels')
   'labels': ('labels', 1.0),
@@ -55,7 +54,7 @@ def get_config(argument=''):
   args.rates, args.tuning_steps = None, 200  # all rates
   if args.tiny:
     args.seeds, args.steps, args.rates, args.tuning_steps = 1, 4, 1, 4
-  runs = {}
+  runs, metric = {}, 'trial/digits/fewshot/10shot'
   for name in METHODS:
     for rate in RATES[: args.rates]:
       runs[f'{name}_lr{rate:.0e}'] = pretrain(
@@ -63,7 +62,7 @@ def get_config(argument=''):
       )
     for budget, seed in itertools.product(BUDGETS, range(args.seeds)):
       run = pretrain(args, name, seed, budget)
-      run.best_of = best(f'{name}_lr.*', 'trial/digits/fewshot/10shot')
+      run.best_of = common.best_of(f'{name}_lr.*', metric)
       runs[f'{name}_{budget}_seed{seed}'] = run
   for name in (*METHODS, 'scratch'):
     budgets = ('',) if name == 'scratch' else BUDGETS
@@ -75,7 +74,7 @@ def get_config(argument=''):
         runs[f'tuned_{name}_lr{rate:.0e}'] = run
       for seed in range(args.seeds):
         run = finetune(args, f'{start}_seed{seed}', seed)
-        run.best_of = best(f'tuned_{name}_lr.*', 'val/accuracy')
+        run.best_of = common.best_of(f'tuned_{name}_lr.*', 'val/accuracy')
         runs[f'tuned_{start}_seed{seed}'] = run
   for i, weight in enumerate(WEIGHTS[: args.rates]):
     for lr in LOSS_RATES[: args.rates]:
@@ -84,10 +83,6 @@ def get_config(argument=''):
       runs[f'loss{i}_lr{lr:.0e}'] = run
   discard = '.*_lr.*|tuned.*'
   return common.study(runs, reports(args), discard=discard)
-
-
-def best(runs, metric):
-  return {'runs': runs, 'metric': metric, 'take': ('schedule.lr',)}
 
 
 def pretrain(args, name, seed, budget='steps', lr=RATES[0]):
@@ -101,7 +96,8 @@ def pretrain(args, name, seed, budget='steps', lr=RATES[0]):
   SETTINGS[name](config)
   if name != 'labels':
     config.data.labels = False
-  evals = embedded.frozen_on_digits(PX, readouts(), tiny=args.tiny)
+  knn = common.make('evals.knn.Knn', k=(5,))
+  evals = embedded.frozen_on_digits(PX, tiny=args.tiny, knn=knn)
   config.evals = evals | {'watch': watch(args)}
   return config
 
@@ -160,16 +156,9 @@ def crop(config):
 
 
 def model(args):
-  sizes = embedded.SIZES[64]
-  if args.tiny:
-    sizes = sizes | {'width': 32, 'depth': 1, 'mlp_dim': 64}
-  pooling = common.make('models.pooling.Mean')
-  return embedded.vit(**sizes, patch_size=PATCH, pooling=pooling, num_classes=0)
-
-
-def readouts():
-  knn = common.make('evals.knn.Knn', k=(5,))
-  return {'knn': knn, 'fewshot': common.few_shot((SHOTS,), (0, 1, 2, 3, 4))}
+  fields = {'width': 32, 'depth': 1, 'mlp_dim': 64} if args.tiny else {}
+  fields['pooling'] = common.make('models.pooling.Mean')
+  return embedded.vit(64, patch_size=PATCH, num_classes=0, **fields)
 
 
 def watch(args):
@@ -182,26 +171,17 @@ def watch(args):
 def finetune(args, start, seed):
   """Return a fine-tuning of a run on digits, or a training from scratch."""
   path = {'path': f'{{workdir}}/{start}'}
-  how = {'shots': SHOTS, 'seed': seed, 'batch_size': 50}
-  data, val = embedded.few_digits(PX, PX + 3, **how)
-  config = embedded.run(
-    model(args) | {'num_classes': None},
-    data,
-    {'val': common.classification(val)},
-    steps=args.tuning_steps,
-    lr=TUNING_RATES[0],
-    seed=seed,
-    init_from=None if start.startswith('scratch') else path,
-  )
-  return common.ConfigDict(config)
+  fields = {'init_from': None if start.startswith('scratch') else path}
+  fields |= {'steps': args.tuning_steps, 'lr': TUNING_RATES[0], 'seed': seed}
+  tuned = model(args) | {'num_classes': None}
+  return common.ConfigDict(embedded.finetune(tuned, PX, **fields))
 
 
 def reports(args):
-  shots = f', {SHOTS} per class'
   columns = {  # title: (runs, metric)
     'nearest neighbours': ('{}', 'digits/digits/knn/k5_t0.07'),
-    f'linear{shots}': ('{}', f'digits/digits/fewshot/{SHOTS}shot'),
-    f'fine-tuned{shots}': ('tuned_{}', 'val/accuracy'),
+    'linear, 10 per class': ('{}', 'digits/digits/fewshot/10shot'),
+    'fine-tuned, 10 per class': ('tuned_{}', 'val/accuracy'),
   }
   cells, panels, paired = [], [], {budget: [] for budget in BUDGETS}
   unit = {'runs': r'labels_steps_seed\d+', 'metric': 'exaflops'}
@@ -211,22 +191,21 @@ def reports(args):
     for name, (title, _) in METHODS.items():
       lines[title] = []
       for budget, words in BUDGETS.items():
-        of = rf'{name}_{budget}_seed(?P<seed>\d+)'
-        y = {'runs': runs.format(of), 'metric': metric}
-        x = {'runs': of, 'metric': 'exaflops'}
+        of = f'{name}_{budget}'
+        y = embedded.measured(runs.format(of), metric)
+        x = embedded.measured(of, 'exaflops')
         lines[title].append({'x': x, 'y': y})
         cells.append({'row': f'{title}, {words}', 'column': column} | y)
         paired[budget].append({'row': title, 'column': column} | y)
     how = {'relative_to': unit, 'ticks': {x: f'{x:g}' for x in (0.5, 1, 2, 4)}}
     panels.append(panel(column, xlabel, lines, **how))
-  scratch = {'runs': r'tuned_scratch_seed(?P<seed>\d+)', 'metric': metric}
+  scratch = embedded.measured('tuned_scratch', metric)
   cells.append({'row': 'from scratch', 'column': column} | scratch)
   return (
     common.table(cells, title='Accuracy on 768 scans of digits'),
     *(
-      common.make(
-        'reports.table.Paired',
-        cells=tuple(paired[budget]),
+      common.paired(
+        paired[budget],
         title=f'Differences to labels, {words}',
         name=f'paired_{budget}',
       )

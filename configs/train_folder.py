@@ -49,10 +49,8 @@ def get_config(argument=''):
   config.optimizer = common.adam(weight_decay=0.05, clip_norm=1.0)
   config.schedule = {'lr': args.lr, 'decay': 'cosine', 'warmup_fraction': 0.1}
   common.balance(config, args)
+  test = common.resize(args.size, antialias=True)
   config.evals = common.held_out_evals(
-    config,
-    held_out,
-    common.resize(args.size, antialias=True),
-    every_fraction=0.1,
+    config, held_out, test, every_fraction=0.1
   )
   return common.finish(config, args)

@@ -87,12 +87,6 @@ def study(runs, report, *, discard):
   return common.study(runs, report, shared=shared, discard=discard)
 
 
-def best_of(runs, evaluator, *more):
-  """Return `best_of` that takes the learning rate, and `more`, of a grid."""
-  take = ('schedule.lr', *more)
-  return {'runs': runs, 'metric': f'{evaluator}/accuracy', 'take': take}
-
-
 def settings(data, args):
   """Yield (run on the dev split, learning rate, steps or None: table 4's)."""
   rates, steps = RATES.get(data), (None,)
@@ -111,9 +105,10 @@ def runs_on(data, args):
     words = ['dev', f'lr={rate}', *[f'steps={steps}'] * bool(steps)]
     tried[name] = _finetuning(data, args, *words)
   more = ('total_steps', 'schedule.warmup_steps') if args.augreg else ()
+  take = ('schedule.lr', *more)
   for seed in range(args.seeds):
     run = final[f'{data}_final_seed{seed}'] = _finetuning(data, args)
-    run.best_of = best_of(rf'{data}_dev_lr.*', 'dev', *more)
+    run.best_of = common.best_of(f'{data}_dev_lr.*', 'dev/accuracy', take)
   for seed in range(args.seeds if args.bit else 0):
     final[f'{data}_bit_seed{seed}'] = _finetuning(data, args, 'bit')
   for name, run in final.items():

@@ -65,8 +65,8 @@ def get_config(argument=''):
       runs[f'{task}_seed{seed}'] = run
       run.seed = seed
       if args.sweep:
-        more = ('schedule.warmup_steps', 'total_steps')
-        run.best_of = transfer.best_of(f'{task}_lr.*', 'val', *more)
+        take = ('schedule.lr', 'schedule.warmup_steps', 'total_steps')
+        run.best_of = common.best_of(f'{task}_lr.*', 'val/accuracy', take)
   title = f'VTAB-1k, {args.model}{transfer.spread(args)}'
   report = common.table(cells(chosen), title=title)
   return transfer.study(runs, (report,), discard='.*')
