@@ -52,8 +52,8 @@ def load(
       newly initialised; None: no report.
     **options: more arguments of `fit` (patch_size, in_chans, ...) and
       `formats.read` (step, ema, trust, grid); and fields of the model, for what
-      the file does not contain (num_heads, mlp='gelu', ...) or how to run it
-      (dtype, scan, ...).
+      the file does not contain (num_heads, 'block.mlp', ...) or how to run it
+      (dtype, scan, ...), as in `bundle.replace`.
 
   Returns:
     (model, params): model.apply({'params': params}, images) takes float images
@@ -108,9 +108,9 @@ def fit(
     head = 'reset'
   changes: dict[str, Any] = {'num_classes': classes or None}
   if patch_size is not None:
-    changes['patch_size'] = patch_size
+    changes['embedding.patch_size'] = patch_size
   if head == 'reset' and hasattr(model, 'head'):
-    changes['representation_size'] = None
+    changes['head.representation_size'] = None
   model = bundle.replace(model, **changes)
   params = weights.params
   if not classes:
@@ -158,25 +158,24 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   weights = _describe(init_from)
   model = weights.model
   changes: dict[str, Any] = {
-    **{'dropout': 0.0, 'stochastic_depth': 0.0, 'attention_dropout': 0.0},
-    **{'remat': 'none', 'attention': 'auto', 'mask_token': False},
+    **{'dropout': 0.0, 'stochastic_depth': 0.0, 'remat': 'none'},
+    **{'block.attention_dropout': 0.0, 'embedding.mask_token': False},
+    'attention': 'auto',
   }
   if not weights.is_described:
     changes['dtype'] = 'bfloat16'
   if init_from is None or init_from.head != 'keep':
-    changes['num_classes'] = changes['representation_size'] = None
-    changes['head_bias_init'] = 0.0
+    changes['num_classes'] = changes['head.representation_size'] = None
+    changes['head.bias_init'] = 0.0
   pooling = getattr(model, 'pooling', None)
   if isinstance(pooling, NoPooling):
     new = ClassToken if pooling.class_token else Mean
     changes['pooling'] = new(num_registers=pooling.num_registers)
   known = {field.name for field in dataclasses.fields(model)}
   changes = {
-    name: x
-    for name, x in changes.items()
-    if name in known or bundle.part_of(name) in known
+    name: x for name, x in changes.items() if name.partition('.')[0] in known
   }
-  return bundle.replace(model, **changes | fields)
+  return bundle.replace(bundle.replace(model, **changes), **fields)
 
 
 def finetuning_size(init_from: InitFrom | None) -> ComputedSize:

@@ -62,8 +62,7 @@ def make(vit=None, **options):
 
   head = DINOProjectionHead(WIDTH, HIDDEN, BOTTLENECK, OUTPUTS, **options)
   module = torch.nn.ModuleDict({'head': head} | ({'vit': vit} if vit else {}))
-  arrays = weights({k: tuple(x.shape) for k, x in module.state_dict().items()})
-  module.load_state_dict({k: torch.from_numpy(x) for k, x in arrays.items()})
+  seeded.fill(module.state_dict(), weights)
   return module.double()
 
 

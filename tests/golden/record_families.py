@@ -8,6 +8,7 @@ vit_jax, and torch, timm and transformers as record_hf.py says:
   python tests/golden/record_families.py CASE ...
 """
 
+import functools
 import json
 import pathlib
 import re
@@ -19,32 +20,23 @@ import safetensors.numpy
 import seeded
 
 FOLDER = pathlib.Path(__file__).parent / 'families'
-IMAGE, PATCH, CLASSES = (12, 8), (4, 2), 5
+CLASSES = seeded.TIMM['num_classes']
 OTHER = (20, 14)
 
 
 def fill(model, seed):
   """Give a model seeded parameters; return (shapes of these, buffers)."""
-  import torch
 
-  names = {name for name, _ in model.named_parameters()}
-  state = {k: x.detach().numpy() for k, x in model.state_dict().items()}
-  shapes = {k: list(x.shape) for k, x in state.items() if k in names}
-  made = seeded.weights(shapes, seed)
-  buffers = {k: x for k, x in state.items() if k not in names}
-  model.load_state_dict(
-    {k: torch.tensor(x) for k, x in (made | buffers).items()}
-  )
-  return shapes, buffers
+  params, state = dict(model.named_parameters()), model.state_dict()
+  seeded.fill(params, functools.partial(seeded.weights, seed=seed))
+  shapes = {k: list(x.shape) for k, x in params.items()}
+  return shapes, {k: x.numpy() for k, x in state.items() if k not in params}
 
 
 def run(forward, image):
   """Return the outputs of a model in float64, as float32."""
-  import torch
-
-  inputs = torch.tensor(seeded.images(image).transpose(0, 3, 1, 2)).double()
-  with torch.no_grad():
-    return {k: np.float32(x) for k, x in forward(inputs).items()}
+  found = seeded.compute(forward, seeded.images(image))
+  return {k: np.float32(x) for k, x in found.items()}
 
 
 def timm_outputs(model):
@@ -75,9 +67,7 @@ def timm_case(architecture, *, other=None, back='same', **args):
     timm, hub = seeded.import_torch('timm', 'timm.models._hub')
     import safetensors.torch
 
-    small = {'img_size': IMAGE, 'patch_size': PATCH, 'num_classes': CLASSES}
-    small |= {'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2.0}
-    used = small | args
+    used = seeded.TIMM | args
     model = timm.create_model(architecture, **used)
     shapes, buffers = fill(model, seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -113,10 +103,9 @@ def original_case(architecture, to_original, **args):
     (timm,) = seeded.import_torch('timm')
     import torch
 
-    small = {'img_size': IMAGE, 'patch_size': PATCH, 'num_classes': 0}
-    small |= {'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2.0}
-    image = args.get('img_size', IMAGE)
-    model = timm.create_model(architecture, **small | args)
+    used = seeded.TIMM | {'num_classes': 0} | args
+    image = used['img_size']
+    model = timm.create_model(architecture, **used)
     names = {k: list(x.shape) for k, x in model.state_dict().items()}
     shapes = to_original(names)
     arrays = {
@@ -235,21 +224,19 @@ def hf_outputs(model):
   return forward
 
 
-def hf_case(kind, config, *, other=None, back='same', **fields):
+def hf_case(kind, *, other=None, back='same', **fields):
   """Return a case of a model of transformers.
 
   Args:
-    kind, config: names of its class and of the class of its config.
+    kind: name of its class; that of its config begins alike.
     **fields: of the config, in addition to a tiny width.
     other, back: see timm_case. The model has interpolate_pos_encoding.
   """
 
   def make(seed):
     (transformers,) = seeded.import_torch('transformers')
-    small = {'image_size': list(IMAGE), 'patch_size': list(PATCH)}
-    small |= {'hidden_size': 24, 'num_hidden_layers': 2}
-    small |= {'num_attention_heads': 3, 'intermediate_size': 50}
-    small |= fields
+    small = seeded.HF | fields
+    config = re.sub('(Model|For).*', 'Config', kind)
     if config in TWO_TOWERS:
       small = {'vision_config': small, 'text_config': TEXT, **fields}
     model = getattr(transformers, kind)(getattr(transformers, config)(**small))
@@ -345,9 +332,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
     'vit_small_patch14_reg4_dinov2', dinov2_original
   ),
   'original_dinov2_swiglu': original_case(
-    'vit_giant_patch14_dinov2',
-    renamed(*_SWIGLU, **_DINO),
-    mlp_ratio=2.0,
+    'vit_giant_patch14_dinov2', renamed(*_SWIGLU, **_DINO), mlp_ratio=2.0
   ),
   'original_dinov3': original_case(
     'vit_small_plus_patch16_dinov3_qkvb', dinov3_original, global_pool='token'
@@ -377,34 +362,19 @@ CASES = {  # name: function of the seed -> (about, outputs)
     'beit_base_patch16_224', img_size=(20, 10), other=(24, 14)
   ),
   'timm_beitv2': timm_case('beitv2_base_patch16_224', num_classes=0),
-  'hf_vit': hf_case('ViTForImageClassification', 'ViTConfig', num_labels=5),
-  'hf_dinov2': hf_case(
-    'Dinov2Model', 'Dinov2Config', other=(20, 8), back='equal', **SQUARE
-  ),
+  'hf_vit': hf_case('ViTForImageClassification', num_labels=5),
+  'hf_dinov2': hf_case('Dinov2Model', other=(20, 8), back='equal', **SQUARE),
   'hf_dinov2_swiglu': hf_case(
-    'Dinov2Model',
-    'Dinov2Config',
-    back='equal',
-    use_swiglu_ffn=True,
-    **SQUARE,
+    'Dinov2Model', back='equal', use_swiglu_ffn=True, **SQUARE
   ),
   'hf_dinov2_reg': hf_case(
-    'Dinov2WithRegistersModel',
-    'Dinov2WithRegistersConfig',
-    other=(4, 16),
-    back='equal',
-    **SQUARE,
+    'Dinov2WithRegistersModel', other=(4, 16), back='equal', **SQUARE
   ),
   'hf_dinov3': hf_case(
-    'DINOv3ViTModel',
-    'DINOv3ViTConfig',
-    other=OTHER,
-    back='equal',
-    num_register_tokens=2,
+    'DINOv3ViTModel', other=OTHER, back='equal', num_register_tokens=2
   ),
   'hf_dinov3_gated': hf_case(
     'DINOv3ViTModel',
-    'DINOv3ViTConfig',
     back='equal',
     use_gated_mlp=True,
     hidden_act='silu',
@@ -413,40 +383,19 @@ CASES = {  # name: function of the seed -> (about, outputs)
     proj_bias=False,
   ),
   'hf_siglip': hf_case(
-    'SiglipVisionModel',
-    'SiglipVisionConfig',
-    other=(20, 8),
-    back='equal',
-    **ONE_SIDE,
+    'SiglipVisionModel', other=(20, 8), back='equal', **ONE_SIDE
   ),
-  'hf_siglip_text': hf_case(
-    'SiglipModel', 'SiglipConfig', back='equal', **ONE_SIDE
-  ),
+  'hf_siglip_text': hf_case('SiglipModel', back='equal', **ONE_SIDE),
   'hf_siglip2_naflex': hf_case(
-    'Siglip2VisionModel',
-    'Siglip2VisionConfig',
-    other=(8, 20),
-    back='equal',
-    num_patches=9,
-    **ONE_SIDE,
+    'Siglip2VisionModel', other=(8, 20), back='equal', num_patches=9, **ONE_SIDE
   ),
   'hf_mae': hf_case(
-    'ViTMAEModel',
-    'ViTMAEConfig',
-    other=(20, 8),
-    back='',
-    mask_ratio=0.0,
-    **ONE_SIDE,
+    'ViTMAEModel', other=(20, 8), back='', mask_ratio=0.0, **ONE_SIDE
   ),
-  'hf_ijepa': hf_case(
-    'IJepaForImageClassification', 'IJepaConfig', num_labels=5, **SQUARE
-  ),
-  'hf_ijepa_features': hf_case(
-    'IJepaModel', 'IJepaConfig', other=(20, 8), **ONE_SIDE
-  ),
+  'hf_ijepa': hf_case('IJepaForImageClassification', num_labels=5, **SQUARE),
+  'hf_ijepa_features': hf_case('IJepaModel', other=(20, 8), **ONE_SIDE),
   'hf_beit': hf_case(
     'BeitForImageClassification',
-    'BeitConfig',
     back='',
     use_relative_position_bias=True,
     num_labels=5,
@@ -454,7 +403,6 @@ CASES = {  # name: function of the seed -> (about, outputs)
   ),
   'hf_beit_features': hf_case(
     'BeitModel',
-    'BeitConfig',
     other=(20, 8),
     back='',
     use_relative_position_bias=True,
@@ -463,7 +411,6 @@ CASES = {  # name: function of the seed -> (about, outputs)
   ),
   'hf_data2vec': hf_case(
     'Data2VecVisionModel',
-    'Data2VecVisionConfig',
     other=(20, 8),
     back='',
     use_shared_relative_position_bias=True,
@@ -471,32 +418,24 @@ CASES = {  # name: function of the seed -> (about, outputs)
   ),
   'hf_clip': hf_case(
     'CLIPVisionModelWithProjection',
-    'CLIPVisionConfig',
     other=(20, 8),
     projection_dim=20,
     **ONE_SIDE,
   ),
   'hf_clip_text': hf_case(
-    'CLIPModel', 'CLIPConfig', back='equal', projection_dim=20, **ONE_SIDE
+    'CLIPModel', back='equal', projection_dim=20, **ONE_SIDE
   ),
   'hf_clip_features': hf_case(
-    'CLIPVisionModel',
-    'CLIPVisionConfig',
-    back='equal',
-    hidden_act='gelu',
-    **ONE_SIDE,
+    'CLIPVisionModel', back='equal', hidden_act='gelu', **ONE_SIDE
   ),
   'hf_metaclip2': hf_case(
     'MetaClip2VisionModelWithProjection',
-    'MetaClip2VisionConfig',
     other=(4, 16),
     projection_dim=20,
     **ONE_SIDE,
   ),
-  'hf_aimv2': hf_case(
-    'Aimv2VisionModel', 'Aimv2VisionConfig', back='', use_head=False, **ONE_SIDE
-  ),
-  'hf_vit_features': hf_case('ViTModel', 'ViTConfig', pooler_output_size=20),
+  'hf_aimv2': hf_case('Aimv2VisionModel', back='', use_head=False, **ONE_SIDE),
+  'hf_vit_features': hf_case('ViTModel', pooler_output_size=20),
 }
 
 

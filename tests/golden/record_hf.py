@@ -16,17 +16,12 @@ import seeded
 from PIL import Image
 
 HERE = pathlib.Path(__file__).parent
-torch, transformers = seeded.import_torch('torch', 'transformers')
+(transformers,) = seeded.import_torch('transformers')
+from vit_jax.models.layers import Gelu, Head  # noqa: E402
+from vit_jax.models.posemb import SinCos2d  # noqa: E402
 from vit_jax.weights import huggingface as ours  # noqa: E402
 
-SMALL = {
-  'image_size': [12, 8],
-  'patch_size': [4, 2],
-  'hidden_size': 24,
-  'num_hidden_layers': 1,
-  'num_attention_heads': 3,
-  'intermediate_size': 50,
-}
+SMALL = seeded.HF | {'num_hidden_layers': 1}
 NAMES = {i: f'class {i}' for i in range(5)}
 CROP = {
   'size': {'shortest_edge': 16},
@@ -37,52 +32,35 @@ CROP = {
   'image_std': [0.229, 0.224, 0.225],
 }
 CLASSIFIER, MODEL = 'ViTForImageClassification', 'ViTModel'
-THEIRS = {  # name: class, its config, the image processor's, and arguments
+THEIRS = {  # name: arguments of read_case
   'classifier': (
-    CLASSIFIER,
-    {'id2label': NAMES, 'num_hidden_layers': 2},
+    *(CLASSIFIER, {'id2label': NAMES, 'num_hidden_layers': 2}),
     {'size': {'height': 12, 'width': 8}},
-    {},
   ),
   'tanh': (
     CLASSIFIER,
     {
       'hidden_act': 'gelu_pytorch_tanh',
       'layer_norm_eps': 0.1,  # which can be seen in the logits
-      'num_channels': 1,
-      'num_labels': 5,
+      **{'num_channels': 1, 'num_labels': 5},
       'problem_type': 'multi_label_classification',
     },
-    None,
-    {},
   ),
   'square': (
-    CLASSIFIER,
-    {'image_size': 12, 'patch_size': 4, 'num_labels': 5},
+    *(CLASSIFIER, {'image_size': 12, 'patch_size': 4, 'num_labels': 5}),
     CROP,
-    {},
   ),
-  'pooler': (
-    MODEL,
-    {'pooler_output_size': 20, 'num_hidden_layers': 2},
-    None,
-    {},
-  ),
+  'pooler': (MODEL, {'pooler_output_size': 20, 'num_hidden_layers': 2}),
   'no_pooler': (MODEL, {}, None, {'add_pooling_layer': False}),
 }
-VIT = {
-  'width': 24,
-  'depth': 1,
-  'mlp_dim': 50,
-  'num_heads': 3,
-  'patch_size': (4, 2),
-  'num_classes': 5,
-}
 OURS = {  # name: settings of models of ours that are written
-  'token': VIT | {'depth': 2},
-  'exact': VIT | {'mlp': 'gelu', 'norm_eps': 0.1, 'posemb': 'sincos2d'},
-  'features': VIT | {'num_classes': None},
-  'representation': VIT | {'num_classes': None, 'representation_size': 20},
+  'token': {'depth': 2},
+  'exact': {
+    **{'block.mlp': Gelu('exact'), 'block.norm_eps': 0.1},
+    'posemb': SinCos2d(),
+  },
+  'features': {'num_classes': None},
+  'representation': {'num_classes': None, 'head': Head(20)},
 }
 
 
@@ -93,9 +71,7 @@ def run(folder, shape, kind, **arguments):
   )
   wrong = {k: v for k, v in loading.items() if v}
   assert not wrong, wrong
-  images = torch.from_numpy(seeded.images(shape).transpose(0, 3, 1, 2))
-  with torch.no_grad():
-    out = model.double().eval()(images.double())
+  out = seeded.compute(model.double().eval(), seeded.images(shape))
   if kind == CLASSIFIER:
     found = out.logits
   elif out.pooler_output is not None:
@@ -113,7 +89,9 @@ def row(folder):
   return seeded.middle_row(made)
 
 
-def read_case(kind, fields, processor, **arguments):
+def read_case(kind, fields, processor=None, arguments=None):
+  """Return what a model of these arguments computes, and how to make it."""
+  arguments = arguments or {}
   config = transformers.ViTConfig(**SMALL | fields)
   model = getattr(transformers, kind)(config, **arguments)
   with tempfile.TemporaryDirectory() as folder:
@@ -144,8 +122,8 @@ def write_case(settings):
   weights = seeded.model_weights(settings)
   arrays, files = ours.write(weights)
   kind, arguments = CLASSIFIER, {}
-  if not settings['num_classes']:
-    has_pooler = 'representation_size' in settings
+  if 'num_classes' in settings:
+    has_pooler = 'head' in settings
     kind, arguments = MODEL, {'add_pooling_layer': has_pooler}
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder)
@@ -167,10 +145,7 @@ def save(path, arrays):
 
 if __name__ == '__main__':
   golden = {
-    'read': {
-      name: read_case(kind, fields, processor, **arguments)
-      for name, (kind, fields, processor, arguments) in THEIRS.items()
-    },
+    'read': {name: read_case(*case) for name, case in THEIRS.items()},
     'written': {name: write_case(case) for name, case in OURS.items()},
   }
   seeded.write(HERE / 'formats_hf.json', golden)

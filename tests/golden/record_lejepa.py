@@ -124,10 +124,7 @@ def steps(torch, vit, lightly, stable):
   ):
     model = stable.LeJEPA(projector=projector).double().train()
   learned = dict(model.named_parameters())
-  arrays = seeded.weights({k: tuple(x.shape) for k, x in learned.items()})
-  with torch.no_grad():
-    for name, value in arrays.items():
-      learned[name].copy_(torch.from_numpy(value))
+  seeded.fill(learned)
   loss_fn = lightly.LeJEPALoss(WEIGHT).double()
 
   def compute_loss(z, num_global, *_):

@@ -16,16 +16,11 @@ import seeded
 
 HERE = pathlib.Path(__file__).parent
 SIZES = {
-  'image_size': 16,
-  'patch_size': 4,
-  'hidden_size': 12,
-  'num_hidden_layers': 2,
-  'num_attention_heads': 2,
-  'intermediate_size': 24,
-  'decoder_hidden_size': 8,
-  'decoder_num_hidden_layers': 1,
+  **{'image_size': 16, 'patch_size': 4, 'hidden_size': 12},
+  **{'num_hidden_layers': 2, 'num_attention_heads': 2},
+  **{'intermediate_size': 24, 'decoder_intermediate_size': 32},
+  **{'decoder_hidden_size': 8, 'decoder_num_hidden_layers': 1},
   'decoder_num_attention_heads': 2,
-  'decoder_intermediate_size': 32,
 }
 STEPS = 10
 ADAMW = {'lr': 3e-3, 'betas': (0.9, 0.95), 'eps': 1e-6, 'weight_decay': 0.05}
@@ -45,10 +40,7 @@ def record():
   assert embeddings.position_embeddings.any()
   assert model.decoder.decoder_pos_embed.any()
   learned = {k: x for k, x in model.named_parameters() if x.requires_grad}
-  arrays = seeded.weights({k: tuple(x.shape) for k, x in learned.items()})
-  with torch.no_grad():
-    for name, value in arrays.items():
-      learned[name].copy_(torch.from_numpy(value))
+  arrays = seeded.fill(learned)
   rng = np.random.default_rng(2)
   images = rng.integers(0, 256, (8, 16, 16, 3), np.uint8)
   noise = rng.random((STEPS, 8, 16), np.float32)

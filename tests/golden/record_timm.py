@@ -5,7 +5,7 @@ in our parameter tree, and the logits that timm computes with them in float64;
 grids that torch resizes; and what timm trains with (timm_training.npz). Tests
 compare ours with them and need neither.
 
-To record again, in a virtual environment of its own:
+To record again, in a virtual environment that has vit_jax:
 
   pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
   pip install --no-deps timm==1.0.31 torchvision==0.28.0
@@ -21,9 +21,10 @@ import numpy as np
 import seeded
 import torch
 
+from vit_jax.weights import timm as ours
+
 HERE = pathlib.Path(__file__).parent
-IMAGE, PATCH, CLASSES = (12, 8), (4, 2), 5
-WIDTH, DEPTH, HEADS, MLP = 24, 2, 3, 48
+IMAGE, HEADS = seeded.TIMM['img_size'], seeded.TIMM['num_heads']
 
 MODELS = {  # file name: arguments of timm's VisionTransformer
   'token': {'global_pool': 'token'},
@@ -32,9 +33,7 @@ MODELS = {  # file name: arguments of timm's VisionTransformer
   'registers': {'global_pool': 'avg', 'reg_tokens': 2},
   'token_registers': {'global_pool': 'token', 'reg_tokens': 2},
   'layerscale_qk_norm': {
-    'global_pool': 'token',
-    'init_values': 0.1,
-    'qk_norm': True,
+    **{'global_pool': 'token', 'init_values': 0.1, 'qk_norm': True},
   },
 }
 
@@ -55,112 +54,70 @@ def import_timm():
   return seeded.import_torch('timm.models.vision_transformer')[0]
 
 
-def make_model(timm_vit, settings, rng):
-  """A timm model whose every parameter is random and matters."""
-  token = settings['global_pool'] == 'token'
-  model = timm_vit.VisionTransformer(
-    img_size=IMAGE,
-    patch_size=PATCH,
-    num_classes=CLASSES,
-    embed_dim=WIDTH,
-    depth=DEPTH,
-    num_heads=HEADS,
-    mlp_ratio=MLP / WIDTH,
-    class_token=token,
-    fc_norm=False,  # the final LayerNorm comes before pooling, as ours
-    **settings,
-  )
+def randomize(model, rng, skip=()):
+  """Make every parameter random, except of names that start with `skip`."""
+  for name, param in model.named_parameters():
+    if name.startswith(skip):
+      continue
+    value = 0.3 * rng.standard_normal(tuple(param.shape))
+    if 'norm' in name and name.endswith('weight'):
+      value += 1
+    # Weights are stored in float32: round them before timm computes.
+    param.copy_(torch.from_numpy(value.astype(np.float32)))
+
+
+@torch.no_grad()
+def make_model(rng, skip=(), **fields):
+  """Return timm's VisionTransformer, whose parameters are random and matter."""
+  model = import_timm().VisionTransformer(**seeded.TIMM | fields)
   model = model.double().eval()
-  with torch.no_grad():
-    for name, param in model.named_parameters():
-      value = 0.3 * rng.standard_normal(tuple(param.shape))
-      if 'norm' in name and name.endswith('weight'):
-        value += 1
-      # Weights are stored in float32: round them before timm computes.
-      param.copy_(torch.from_numpy(value.astype(np.float32)))
-    prefix = model.num_prefix_tokens  # class token, then registers
-    # Our registers have no position.
-    model.pos_embed[:, prefix - model.num_reg_tokens : prefix] = 0
+  randomize(model, rng, skip)
+  prefix = model.num_prefix_tokens  # class token, then registers
+  # Our registers have no position.
+  model.pos_embed[:, prefix - model.num_reg_tokens : prefix] = 0
   return model
 
 
-def to_ours(state, settings):
-  """{'block_0/attn/query/kernel': array} from timm's state_dict."""
-  state = {k: v.float().numpy() for k, v in state.items()}
-  heads = HEADS, WIDTH // HEADS
-  out = {}
+def make_named(name, rng):
+  """Return the model of a row of MODELS."""
+  fields = MODELS[name]
+  # The final LayerNorm comes before pooling, as ours.
+  options = {'class_token': fields['global_pool'] == 'token', 'fc_norm': False}
+  return make_model(rng, **fields, **options)
 
-  def affine(ours, theirs, inputs=None, outputs=None, rows=slice(None)):
-    kernel, bias = state[f'{theirs}.weight'][rows].T, state[f'{theirs}.bias']
-    shape = (*(inputs or kernel.shape[:1]), *(outputs or kernel.shape[1:]))
-    out[f'{ours}/kernel'] = kernel.reshape(shape)
-    out[f'{ours}/bias'] = bias[rows].reshape(outputs or kernel.shape[1:])
 
-  def norm(ours, theirs):
-    out[f'{ours}/scale'] = state[f'{theirs}.weight']
-    out[f'{ours}/bias'] = state[f'{theirs}.bias']
+def read(model, skip='patch_embed.backbone', **options):
+  """Return {path: array} of a model, without the arrays of a backbone."""
+  state = {
+    # Of a norm after pooling, too.
+    name.replace('fc_norm', 'norm'): x.float().numpy()
+    for name, x in model.state_dict().items()
+    if not name.startswith(skip)
+  }
+  return ours.read(state, **options).params
 
-  def attention(ours, theirs, source, names):
-    for i, name in enumerate(names):  # fused in timm: rows of one matrix
-      rows = slice(i * WIDTH, (i + 1) * WIDTH)
-      affine(f'{ours}/{name}', f'{theirs}.{source}', None, heads, rows)
 
-  kernel = state['patch_embed.proj.weight']  # [D, C, ph, pw]
-  out['embedding/kernel'] = kernel.transpose(2, 3, 1, 0)
-  out['embedding/bias'] = state['patch_embed.proj.bias']
-  grid = [i // p for i, p in zip(IMAGE, PATCH)]
-  positions = state['pos_embed']
-  patches = positions[:, positions.shape[1] - grid[0] * grid[1] :]
-  out['pos_embedding'] = patches.reshape(1, *grid, WIDTH)
-  if 'cls_token' in state:
-    out['cls'] = state['cls_token']
-    out['cls_pos_embedding'] = positions[:, :1]
-  if 'reg_token' in state:
-    out['registers'] = state['reg_token']
-  for i in range(DEPTH):
-    ours, theirs = f'block_{i}', f'blocks.{i}'
-    norm(f'{ours}/norm1', f'{theirs}.norm1')
-    names = 'query', 'key', 'value'
-    attention(f'{ours}/attn', f'{theirs}.attn', 'qkv', names)
-    affine(f'{ours}/attn/out', f'{theirs}.attn.proj', inputs=heads)
-    if settings.get('qk_norm'):
-      norm(f'{ours}/attn/query_norm', f'{theirs}.attn.q_norm')
-      norm(f'{ours}/attn/key_norm', f'{theirs}.attn.k_norm')
-    if settings.get('init_values'):
-      out[f'{ours}/ls1'] = state[f'{theirs}.ls1.gamma']
-      out[f'{ours}/ls2'] = state[f'{theirs}.ls2.gamma']
-    norm(f'{ours}/norm2', f'{theirs}.norm2')
-    for layer in ('fc1', 'fc2'):
-      affine(f'{ours}/mlp/{layer}', f'{theirs}.mlp.{layer}')
-  norm('norm', 'norm')
-  if settings['global_pool'] == 'map':
-    out['map_head/probe'] = state['attn_pool.latent']
-    attention('map_head/attn', 'attn_pool', 'q', ('query',))
-    attention('map_head/attn', 'attn_pool', 'kv', ('key', 'value'))
-    affine('map_head/attn/out', 'attn_pool.proj', inputs=heads)
-    norm('map_head/norm', 'attn_pool.norm')
-    for layer in ('fc1', 'fc2'):
-      affine(f'map_head/mlp/{layer}', f'attn_pool.mlp.{layer}')
-  affine('head', 'head')
-  return out
+def to_ours(model):
+  """Return {path: array} of a model of 3 x 4 patches."""
+  patch = model.patch_embed.proj.weight.shape[2:]
+  size = [count * side for count, side in zip((3, 4), patch)]
+  return read(model, num_heads=HEADS, image_size=size)
+
+
+def save(name, model, images, arrays):
+  """Write images, arrays, and the logits of a model in float64."""
+  logits = seeded.compute(model.double().eval(), images).numpy()
+  np.savez_compressed(
+    HERE / f'timm_{name}.npz', images=images, logits=logits, **arrays
+  )
 
 
 def record_models():
-  timm_vit = import_timm()
   rng = np.random.default_rng(0)
-  for name, settings in MODELS.items():
-    model = make_model(timm_vit, settings, rng)
-    shape = (2, *IMAGE, 3)
-    images = rng.uniform(-1, 1, shape).astype(np.float32)
-    with torch.no_grad():
-      theirs = torch.from_numpy(images.transpose(0, 3, 1, 2)).double()
-      logits = model(theirs).numpy()
-    np.savez_compressed(
-      HERE / f'timm_{name}.npz',
-      images=images,
-      logits=logits,
-      **to_ours(model.state_dict(), settings),
-    )
+  for name in MODELS:
+    model = make_named(name, rng)
+    images = rng.uniform(-1, 1, (2, *IMAGE, 3)).astype(np.float32)
+    save(name, model, images, to_ours(model))
 
 
 def record_grids():
@@ -171,20 +128,17 @@ def record_grids():
     arrays[f'{name}/table'] = table
     theirs = torch.from_numpy(table.transpose(0, 3, 1, 2)).double()
     offset = [(n + 0.1) / o for n, o in zip(new, old)]
-    square = (max(new), max(new))
+    square = {'size': (max(new), max(new))}
+    bilinear, bicubic = (
+      {'mode': mode, 'size': new} for mode in ('bilinear', 'bicubic')
+    )
     for method, kwargs in {
-      'bilinear': {'mode': 'bilinear', 'size': new},
-      'bilinear_antialias': {
-        **{'mode': 'bilinear', 'size': new, 'antialias': True},
-      },
-      'bilinear_square': {'mode': 'bilinear', 'size': square},
-      'paper_square': {
-        **{'mode': 'bilinear', 'size': square, 'align_corners': True},
-      },
-      'bicubic': {'mode': 'bicubic', 'size': new},
-      'bicubic_antialias': {
-        **{'mode': 'bicubic', 'size': new, 'antialias': True},
-      },
+      'bilinear': bilinear,
+      'bilinear_antialias': bilinear | {'antialias': True},
+      'bilinear_square': bilinear | square,
+      'paper_square': bilinear | square | {'align_corners': True},
+      'bicubic': bicubic,
+      'bicubic_antialias': bicubic | {'antialias': True},
       'dinov2_offset': {'mode': 'bicubic', 'scale_factor': offset},
     }.items():
       out = torch.nn.functional.interpolate(
@@ -222,7 +176,7 @@ def layer_factors(model):
     for group in groups:
       for parameter in group['params']:
         parameter.data.fill_(group[key])
-    arrays = to_ours(model.state_dict(), MODELS['token'])
+    arrays = to_ours(model)
     found[name] = [array.ravel()[0] for array in arrays.values()]
   return found | {'path': list(arrays)}
 
@@ -250,7 +204,7 @@ def updated(make, given, num_steps):
 
 def record_training():
   """Rates, losses, factors, repeats, and parameters after updates."""
-  timm_vit = import_timm()
+  import_timm()
   from timm import loss, optim
   from timm.data.distributed_sampler import RepeatAugSampler
   from timm.optim import muon
@@ -272,7 +226,7 @@ def record_training():
     **{'logits': logits, 'soft': soft},
     'loss/softmax': loss.SoftTargetCrossEntropy()(*both),
     'loss/bce': loss.BinaryCrossEntropy(0, target_threshold=0.0)(*both),
-    **layer_factors(make_model(timm_vit, MODELS['token'], rng)),
+    **layer_factors(make_named('token', rng)),
     **{f'given/{path}': array for path, array in given.items()},
   }
   fields = {'nesterov': True, 'ns_coefficients': 'original'}

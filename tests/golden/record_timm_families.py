@@ -15,12 +15,12 @@ import re
 
 import numpy as np
 import record_timm
+import record_timm_npz
 import resnet_weights
 import torch
 
 HERE = pathlib.Path(__file__).parent
-CLASSES, WIDTH, DEPTH, HEADS = 5, 24, 2, 3
-MLP, TOKENS_MLP = 48, 12
+CLASSES, WIDTH, DEPTH, MLP, TOKENS_MLP = 5, 24, 2, 48, 12
 UNITS = (1, 2)  # per stage
 
 NAMES = (  # timm's models that are compared in size
@@ -62,131 +62,34 @@ def fill_resnet(module):
     param.copy_(torch.from_numpy(value.copy()))
 
 
-def released_standardisation(std_conv):
-  """timm's StdConv2dSame with an epsilon beside the deviation, as the hybrids'.
-
-  timm has √(variance + epsilon), which no epsilon makes equal.
-  """
-  from timm.layers.padding import pad_same
-
-  class Conv(std_conv):
-    def forward(self, x):
-      if self.same_pad:
-        x = pad_same(x, self.kernel_size, self.stride, self.dilation)
-      weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-      deviation = (weight**2).mean((1, 2, 3), keepdim=True).sqrt()
-      weight = weight / (deviation + 1e-5)
-      return torch.nn.functional.conv2d(
-        x, weight, None, self.stride, self.padding
-      )
-
-  return Conv
-
-
-def set_group_norm_epsilon(module, epsilon):
-  for part in module.modules():
-    if isinstance(part, torch.nn.GroupNorm):
-      part.eps = epsilon
-
-
-def randomize(model, rng, skip=()):
-  for name, param in model.named_parameters():
-    if name.startswith(skip):
-      continue
-    value = 0.3 * rng.standard_normal(tuple(param.shape))
-    if 'norm' in name and name.endswith('weight'):
-      value += 1
-    param.copy_(torch.from_numpy(value.astype(np.float32)))
-
-
 def preact():
-  from timm.layers import StdConv2d
-  from timm.models.resnetv2 import ResNetV2
-
-  model = ResNetV2(
-    layers=UNITS,
-    channels=(256, 512),
-    num_classes=CLASSES,
-    stem_type='fixed',
-    conv_layer=functools.partial(StdConv2d, eps=1e-10),
-  ).double()
-  set_group_norm_epsilon(model, 1e-5)
+  model = record_timm_npz.bit(UNITS).double()
+  record_timm_npz.set_epsilons(model, 'preact')
   fill_resnet(model)
   return model, (38, 27), {}
 
 
-def postact_backbone(units):
-  from timm.layers import StdConv2dSame
-  from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
-
-  fields = {
-    'stem_type': 'same',
-    'preact': False,
-    'conv_layer': released_standardisation(StdConv2dSame),
-  }
-  if units:
-    backbone = ResNetV2(
-      layers=units,
-      channels=(256, 512),
-      num_classes=0,
-      global_pool='',
-      **fields,
-    )
-  else:
-    backbone = create_resnetv2_stem(3, **fields)
-  return backbone
-
-
-def vision_transformer(rng, image, patch, prefix=(), **fields):
-  from timm.models.vision_transformer import VisionTransformer
-
-  model = VisionTransformer(
-    img_size=image,
-    patch_size=patch,
-    num_classes=CLASSES,
-    embed_dim=WIDTH,
-    depth=DEPTH,
-    num_heads=HEADS,
-    mlp_ratio=MLP / WIDTH,
-    **fields,
-  ).double()
-  randomize(model, rng, skip=prefix)
-  return model
-
-
 def hybrid(rng, units, image, patch):
   from timm.layers import HybridEmbed
+  from timm.models.vision_transformer_hybrid import _resnetv2
 
-  backbone = postact_backbone(units)
-  embed = functools.partial(HybridEmbed, backbone=backbone)
-  prefix = ('patch_embed.backbone.',)
-  model = vision_transformer(rng, image, patch, prefix, embed_layer=embed)
-  set_group_norm_epsilon(backbone, 1e-6)
+  backbone = _resnetv2(units)
+  model = record_timm.make_model(
+    *(rng, 'patch_embed.backbone.'),
+    embed_layer=functools.partial(HybridEmbed, backbone=backbone),
+    **{'img_size': image, 'patch_size': patch},
+  )
+  record_timm_npz.set_epsilons(backbone, 'postact')
   fill_resnet(backbone if units else torch.nn.ModuleDict({'stem': backbone}))
   with torch.no_grad():  # so that the small feature map is not lost
     model.patch_embed.proj.weight *= 512
-  state = {
-    k: v
-    for k, v in model.state_dict().items()
-    if not k.startswith('patch_embed.backbone')
-  }
-  return model, image, record_timm.to_ours(state, {'global_pool': 'token'})
+  return model, image, record_timm.to_ours(model)
 
 
 def fc_norm(rng):
-  model = vision_transformer(
-    rng,
-    record_timm.IMAGE,
-    record_timm.PATCH,
-    class_token=False,
-    global_pool='avg',
-    fc_norm=True,
-  )
-  state = {
-    k.replace('fc_norm', 'norm'): v for k, v in model.state_dict().items()
-  }
-  ours = record_timm.to_ours(state, {'global_pool': 'avg'})
-  return model, record_timm.IMAGE, ours
+  fields = {'class_token': False, 'global_pool': 'avg', 'fc_norm': True}
+  model = record_timm.make_model(rng, **fields)
+  return model, record_timm.IMAGE, record_timm.to_ours(model)
 
 
 def mixer(rng):
@@ -201,28 +104,14 @@ def mixer(rng):
     embed_dim=WIDTH,
     mlp_ratio=(TOKENS_MLP / WIDTH, MLP / WIDTH),
   ).double()
-  randomize(model, rng)
-  out = {}
-  for theirs, value in model.state_dict().items():
-    value = value.float().numpy()
-    ours = theirs.replace('stem.proj', 'embedding')
-    ours = re.sub(r'^blocks\.(\d+)\.', r'block_\1/', ours)
-    ours = ours.replace('mlp_tokens', 'token_mixing')
-    ours = ours.replace('mlp_channels', 'channel_mixing').replace('.', '/')
-    norm = 'norm' in ours
-    ours = ours.replace('weight', 'scale' if norm else 'kernel')
-    out[ours] = value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
-  return model, image, out
+  record_timm.randomize(model, rng)
+  return model, image, record_timm.read(model, image_size=image)
 
 
 def record(name, model, image, params):
   rng = np.random.default_rng(1)
   images = rng.uniform(-1, 1, (2, *image, 3)).astype(np.float32)
-  theirs = torch.from_numpy(images.transpose(0, 3, 1, 2)).double()
-  logits = model.eval()(theirs).numpy()
-  np.savez_compressed(
-    HERE / f'timm_{name}.npz', images=images, logits=logits, **params
-  )
+  record_timm.save(name, model, images, params)
 
 
 def record_sizes():

@@ -18,30 +18,19 @@ import seeded
 from PIL import Image
 
 HERE = pathlib.Path(__file__).parent
-torch, timm, hub, vision_transformer, hybrid, resnetv2, mixer, layers, data = (
+timm, hub, vision_transformer, hybrid, resnetv2, mixer, layers, data = (
   seeded.import_torch(
-    'torch',
-    'timm',
-    'timm.models._hub',
-    'timm.models.vision_transformer',
-    'timm.models.vision_transformer_hybrid',
-    'timm.models.resnetv2',
-    'timm.models.mlp_mixer',
-    'timm.layers',
-    'timm.data',
+    *('timm', 'timm.models._hub', 'timm.models.vision_transformer'),
+    *('timm.models.vision_transformer_hybrid', 'timm.models.resnetv2'),
+    *('timm.models.mlp_mixer', 'timm.layers', 'timm.data'),
   )
 )
+from vit_jax.models.layers import Gelu  # noqa: E402
+from vit_jax.models.pooling import DistillationToken, Map, Mean  # noqa: E402
+from vit_jax.models.posemb import SinCos2d  # noqa: E402
 from vit_jax.weights import timm as ours  # noqa: E402
 
-SMALL = {
-  'img_size': (12, 8),
-  'patch_size': (4, 2),
-  'embed_dim': 24,
-  'depth': 1,
-  'num_heads': 3,
-  'mlp_ratio': 2.0,
-  'num_classes': 5,
-}
+SMALL = seeded.TIMM | {'depth': 1}
 PLAIN, DEIT3 = 'vit_base_patch16_224', 'deit3_small_patch16_224'
 DISTILLED = 'deit_tiny_distilled_patch16_224'
 THEIRS = {  # name: architecture, arguments
@@ -53,37 +42,26 @@ THEIRS = {  # name: architecture, arguments
   'registers': (PLAIN, {'reg_tokens': 2}),
   'registers_avg': (
     PLAIN,
-    {
-      'reg_tokens': 2,
-      'global_pool': 'avg',
-      'qk_norm': True,
-      'depth': 2,
-    },
+    {'reg_tokens': 2, 'global_pool': 'avg', 'qk_norm': True, 'depth': 2},
   ),
   'deit3': (DEIT3, {}),
   'distilled': (DISTILLED, {'depth': 2}),
   'no_positions': (PLAIN, {'pos_embed': 'none', 'num_classes': 0}),
   'channels': (PLAIN, {'in_chans': 1, 'act_layer': 'gelu_tanh'}),
 }
-VIT = {
-  'width': 24,
-  'depth': 1,
-  'mlp_dim': 50,
-  'num_heads': 3,
-  'patch_size': (4, 2),
-  'num_classes': 5,
-}
 OURS = {  # name: settings of models of ours that are written
-  'token': VIT | {'depth': 2},
-  'exact': VIT | {'mlp': 'gelu', 'posemb': 'sincos2d'},
-  'token_registers': VIT | {'num_registers': 2, 'layerscale_init': 0.1},
-  'gap': VIT | {'pooling': 'gap', 'posemb': 'sincos2d', 'qk_norm': True},
-  'fc_norm': VIT | {'pooling': 'gap', 'final_norm': 'after'},
-  'map': VIT | {'pooling': 'map', 'num_registers': 1, 'posemb': 'none'},
-  'distilled': VIT | {'pooling': 'distilled', 'depth': 2},
-  'distilled_features': VIT
-  | {'pooling': 'distilled', 'posemb': 'sincos2d', 'num_classes': None},
-  'features': VIT | {'num_classes': None},
+  'token': {'depth': 2},
+  'exact': {'block.mlp': Gelu('exact'), 'posemb': SinCos2d()},
+  'token_registers': {'pooling.num_registers': 2, 'block.layerscale_init': 0.1},
+  'gap': {'pooling': Mean(), 'posemb': SinCos2d(), 'block.qk_norm': True},
+  'fc_norm': {'pooling': Mean(norm='after')},
+  'map': {'pooling': Map(num_registers=1), 'posemb': None},
+  'distilled': {'pooling': DistillationToken(), 'depth': 2},
+  'distilled_features': {
+    **{'pooling': DistillationToken(), 'posemb': SinCos2d()},
+    'num_classes': None,
+  },
+  'features': {'num_classes': None},
 }
 
 
@@ -94,13 +72,11 @@ def describe(model, names):
     return json.loads(path.read_text())
 
 
-def record(model, config=None, seed=0, image=None):
-  """Gives a model seeded weights, and says what it computes in float64."""
+def record(model, image, config=None):
+  """Give a model seeded weights; return what it computes in float64."""
   state = model.state_dict()
   shapes = {name: list(value.shape) for name, value in state.items()}
-  made = seeded.weights(shapes, seed)
-  model.load_state_dict({k: torch.from_numpy(v) for k, v in made.items()})
-  image = image or (*config['pretrained_cfg']['input_size'][1:],)
+  seeded.fill(state)
   channels = config['pretrained_cfg']['input_size'][0] if config else 3
   return {
     'shapes': shapes,
@@ -111,9 +87,8 @@ def record(model, config=None, seed=0, image=None):
 
 
 def run(model, shape):
-  images = torch.from_numpy(seeded.images(shape).transpose(0, 3, 1, 2))
-  with torch.no_grad():
-    return model.double().eval()(images.double()).numpy().tolist()
+  model = model.double().eval()
+  return seeded.compute(model, seeded.images(shape)).numpy().tolist()
 
 
 def read_cases():
@@ -123,22 +98,22 @@ def read_cases():
     model = timm.create_model(architecture, **SMALL | args)
     found = describe(model, names if model.num_classes else [])
     found['pretrained_cfg']['crop_pct'] = 0.9
-    cases[name] = record(model, found, image=SMALL['img_size'])
+    cases[name] = record(model, SMALL['img_size'], found)
   conv = functools.partial(layers.StdConv2d, eps=1e-8)
   resnet = resnetv2.ResNetV2(
     [1, 2], stem_type='fixed', conv_layer=conv, num_classes=5
   )
-  cases['bit'] = record(resnet, image=(34, 48))
+  cases['bit'] = record(resnet, (34, 48))
   embed = functools.partial(
     layers.HybridEmbed, backbone=hybrid._resnetv2((1, 1))
   )
   args = SMALL | {'img_size': (32, 32), 'patch_size': 1}
   model = vision_transformer.VisionTransformer(embed_layer=embed, **args)
-  cases['hybrid'] = record(model, image=(32, 32))
+  cases['hybrid'] = record(model, (32, 32))
   model = mixer.MlpMixer(
     img_size=16, patch_size=4, num_blocks=2, embed_dim=24, num_classes=5
   )
-  cases['mixer'] = record(model, image=(16, 16))
+  cases['mixer'] = record(model, (16, 16))
   return cases
 
 

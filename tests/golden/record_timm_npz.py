@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 import numpy as np
+import seeded
 import torch
 import torch.nn.functional as F
 
@@ -124,9 +125,8 @@ def main():
       path = pathlib.Path(folder) / 'x.npz'
       load(model, shapes, path)
     set_epsilons(model, 'preact' if name == 'bit' else 'postact')
-    inputs = torch.from_numpy(released.images(size).transpose(0, 3, 1, 2))
-    with torch.no_grad():
-      out[name] = model.double().eval()(inputs.double()).numpy()
+    model = model.double().eval()
+    out[name] = seeded.compute(model, released.images(size)).numpy()
     print(f'{name}: logits {out[name].min():.3f} to {out[name].max():.3f}')
   np.savez_compressed(HERE / 'timm_npz.npz', **out)
 

@@ -6,6 +6,21 @@ import json
 
 import numpy as np
 
+# Arguments of small models, of timm, of transformers and of ours.
+TIMM = {
+  **{'img_size': (12, 8), 'patch_size': (4, 2), 'num_classes': 5},
+  **{'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2.0},
+}
+HF = {
+  **{'image_size': [12, 8], 'patch_size': [4, 2], 'hidden_size': 24},
+  **{'num_hidden_layers': 2, 'num_attention_heads': 3},
+  'intermediate_size': 50,
+}
+VIT = {
+  **{'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
+  'num_classes': 5,
+}
+
 
 def weights(shapes, seed=0, *, scale=0.3):
   """{name: float32 array}, in the order of the names.
@@ -93,21 +108,41 @@ def import_torch(*modules):
     torch.library.register_fake = register_fake
 
 
+def fill(tensors, make=weights):
+  """Give torch tensors, by name, the values of `make`; return {name: array}."""
+  import torch
+
+  arrays = make({name: tuple(x.shape) for name, x in tensors.items()})
+  with torch.no_grad():
+    for name, value in arrays.items():
+      tensors[name].copy_(torch.from_numpy(value))
+  return arrays
+
+
+def compute(forward, images):
+  """Return what a torch model in float64 computes from images [B, H, W, C]."""
+  import torch
+
+  inputs = torch.from_numpy(images.transpose(0, 3, 1, 2)).double()
+  with torch.no_grad():
+    return forward(inputs)
+
+
 def model_weights(fields, seed=0, **attributes):
   """Return Weights of a small ViT, with transforms that crop images.
 
   Args:
-    fields: of the model, as in `bundle.from_fields`; and the image_shape,
-      (12, 8, 3) if not given.
+    fields: of the model, as in `bundle.from_fields`, in addition to VIT and
+      patches of 4 x 2; and the image_shape, (12, 8, 3) if not given.
     seed: of the parameters.
     **attributes: of Weights.
   """
   from vit_jax.data.transforms import CentralCrop, Resize
-  from vit_jax.models.layers import Normalize
+  from vit_jax.models.layers import Normalize, PatchEmbedding
   from vit_jax.models.vit import VisionTransformer
   from vit_jax.weights import bundle
 
-  fields = dict(fields)
+  fields = VIT | {'embedding': PatchEmbedding((4, 2))} | fields
   image_shape = fields.pop('image_shape', (12, 8, 3))
   model = bundle.from_fields(VisionTransformer, **fields)
   shapes = bundle.shapes(model, image_shape).items()

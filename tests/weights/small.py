@@ -6,13 +6,14 @@ import jax
 import numpy as np
 
 from vit_jax import tree
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.weights import bundle
 from vit_jax.weights.bundle import Weights
 
 FIELDS = {
   **{'width': 16, 'depth': 1, 'mlp_dim': 24, 'num_heads': 4},
-  **{'patch_size': (4, 2), 'num_classes': 5},
+  **{'embedding': PatchEmbedding((4, 2)), 'num_classes': 5},
 }
 
 

@@ -13,9 +13,16 @@ from small import equal, logits, random_weights, tiny
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize
-from vit_jax.models.layers import BlockOptions, Gelu, Normalize, PatchEmbedding
+from vit_jax.models import pooling, posemb
+from vit_jax.models.layers import (
+  BlockOptions,
+  Gelu,
+  Head,
+  Normalize,
+  PatchEmbedding,
+)
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.resnet import ResNet
+from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
@@ -23,10 +30,12 @@ from vit_jax.tools import predict as predict_tool
 from vit_jax.weights import bundle, export, formats, surgery
 from vit_jax.zoo import names
 
+EXACT = {'block.mlp': Gelu('exact')}
+
 
 def make(size=(12, 12), **fields):
   """Weights of a small ViT, all of its parameters random."""
-  fields = {'depth': 2, 'patch_size': 4} | fields
+  fields = {'depth': 2, 'embedding.patch_size': 4} | fields
   model = bundle.replace(tiny().model, **fields)
   return random_weights(
     model,
@@ -57,7 +66,7 @@ def save_run(workdir, weights, *, ema=None, step=1):
   ('size', 'fields'),
   [
     ((12, 12), {}),
-    ((8, 12), {'patch_size': (4, 2), 'mlp': 'gelu'}),
+    ((8, 12), {'embedding.patch_size': (4, 2), **EXACT}),
     ((12, 12), {'scan': True, 'dtype': 'bfloat16'}),
   ],
 )
@@ -89,7 +98,7 @@ def test_out_and_in_again_is_the_same_to_the_bit(
 
 
 def test_a_published_npz_has_no_json(tmp_path):
-  weights = make((8, 12), patch_size=(4, 2), mlp='gelu')
+  weights = make((8, 12), **{'embedding.patch_size': (4, 2)}, **EXACT)
   formats.write(weights, tmp_path / 'x.npz', 'npz')
   (tmp_path / 'x.json').unlink()
   with pytest.raises(ValueError, match=r'12 patches.*grid=\(rows, columns\)'):
@@ -113,7 +122,7 @@ def test_a_block_that_is_given_whole_is_not_changed_by_a_config(tmp_path):
 
 
 def test_a_workdir_is_read(tmp_path):
-  weights = make(mlp='gelu', scan=True)
+  weights = make(**EXACT, scan=True)
   params = tree.stack_blocks(weights.params)
   ema = tree.unflatten({k: jnp.asarray(x + 1) for k, x in params.items()})
   weights.params = params
@@ -138,7 +147,7 @@ SMALL = {'width': 24, 'num_heads': 2, 'depth': 1, 'mlp_dim': 8}
 MODELS = {
   'B/16': names.create('B/16', **SMALL),
   'hybrid': bundle.from_fields(
-    VisionTransformer, patch_size=1, resnet_stages=(1, 1), **SMALL
+    VisionTransformer, embedding=Hybrid(1, stages=(1, 1)), **SMALL
   ),
   'resnet': ResNet((1, 1)),
   'mixer': MlpMixer(24, 1, 6, 8, PatchEmbedding(16)),
@@ -150,33 +159,33 @@ MODELS = {
 @pytest.mark.parametrize(
   'name, fields, refused',
   [
-    ('B/16', {'posemb': 'sincos2d'}, ''),
-    ('B/16', {'posemb': 'none', 'layerscale_init': 0.1}, 'npz hf'),
-    ('B/16', {'posemb': 'relative'}, 'npz timm hf'),
-    ('B/16', {'posemb_at': 'layers'}, 'npz timm hf'),
-    ('B/16', {'posemb_at': 'layers_shared'}, 'npz timm hf'),
-    ('B/16', {'posemb': 'learned2d'}, 'npz timm hf'),
-    ('B/16', {'mask_token': True}, 'npz timm hf'),
+    ('B/16', {'posemb': posemb.SinCos2d()}, ''),
+    ('B/16', {'posemb': None, 'block.layerscale_init': 0.1}, 'npz hf'),
+    ('B/16', {'posemb': posemb.Relative()}, 'npz timm hf'),
+    ('B/16', {'posemb.at': 'layers'}, 'npz timm hf'),
+    ('B/16', {'posemb.at': 'layers_shared'}, 'npz timm hf'),
+    ('B/16', {'posemb': posemb.Learned2d()}, 'npz timm hf'),
+    ('B/16', {'embedding.mask_token': True}, 'npz timm hf'),
     ('axial', {}, 'npz timm hf'),
     ('axial resnet', {}, 'npz timm hf'),
     ('resnet', {'pool_padding': 'lowest'}, 'npz timm hf'),
     ('resnet', {'form': 'postact'}, 'timm hf'),
     ('resnet', {}, 'timm hf'),
     ('hybrid', {}, 'timm hf'),
-    ('mixer', {'mlp': 'gelu'}, 'timm hf'),
-    ('B/16', {'mlp': 'gelu'}, ''),
-    ('B/16', {'num_registers': 2}, 'npz hf'),
-    ('B/16', {'qk_norm': True}, 'npz hf'),
-    ('B/16', {'pooling': 'gap', 'final_norm': 'after'}, 'npz hf'),
-    ('B/16', {'pooling': 'gap'}, ''),
-    ('B/16', {'pooling': 'gap', 'class_token': True}, 'npz hf'),
-    ('B/16', {'pooling': 'map'}, 'npz'),
-    ('B/16', {'pooling': 'none'}, 'npz timm hf'),
-    ('B/16', {'pooling': 'distilled'}, 'npz hf'),
-    ('hybrid', {'pooling': 'distilled'}, 'npz timm hf'),
-    ('B/16', {'norm_eps': 1e-12}, 'npz timm'),
-    ('B/16', {'representation_size': 8}, 'timm'),
-    ('B/16', {'representation_size': 8, 'num_classes': 5}, 'timm hf'),
+    ('mixer', {'mlp': Gelu('exact')}, 'timm hf'),
+    ('B/16', EXACT, ''),
+    ('B/16', {'pooling.num_registers': 2}, 'npz hf'),
+    ('B/16', {'block.qk_norm': True}, 'npz hf'),
+    ('B/16', {'pooling': pooling.Mean(norm='after')}, 'npz hf'),
+    ('B/16', {'pooling': pooling.Mean()}, ''),
+    ('B/16', {'pooling': pooling.Mean(class_token=True)}, 'npz hf'),
+    ('B/16', {'pooling': pooling.Map()}, 'npz'),
+    ('B/16', {'pooling': pooling.NoPooling()}, 'npz timm hf'),
+    ('B/16', {'pooling': pooling.DistillationToken()}, 'npz hf'),
+    ('hybrid', {'pooling': pooling.DistillationToken()}, 'npz timm hf'),
+    ('B/16', {'block.norm_eps': 1e-12}, 'npz timm'),
+    ('B/16', {'head': Head(8)}, 'timm'),
+    ('B/16', {'head': Head(8), 'num_classes': 5}, 'timm hf'),
   ],
 )
 def test_a_model_is_written_if_others_compute_the_same(
@@ -205,7 +214,12 @@ def test_our_format_holds_every_model(tmp_path):
   axial = names.create('Axial-B/16', num_classes=3, **small)
   path = tmp_path / 'x.npz'
   for made in (
-    tiny(posemb='relative', qk_norm=True, num_registers=2, depth=2),
+    tiny(
+      posemb=posemb.Relative(),
+      block=BlockOptions(qk_norm=True),
+      pooling=pooling.ClassToken(num_registers=2),
+      depth=2,
+    ),
     random_weights(axial, (32, 32, 3)),
     random_weights(ResNet((1,), num_classes=5), (32, 32, 3)),
   ):
@@ -225,17 +239,22 @@ def test_our_format_holds_every_model(tmp_path):
     assert str(path) in str(e.value)
 
 
-def test_fields_of_parts_have_short_names():
+def test_fields_of_parts_have_paths():
   model = names.create('B/16', num_classes=5)
-  changed = bundle.replace(model, mlp='gelu', posemb='none', dtype='bfloat16')
+  changed = bundle.replace(model, **EXACT, posemb=None, dtype='bfloat16')
   assert (changed.block.mlp.form, changed.posemb) == ('exact', None)
-  assert model == bundle.replace(
-    changed, posemb='learned', mlp='gelu_tanh', dtype='float32'
-  )
+  back = {'block.mlp.form': 'tanh', 'posemb': posemb.Learned()}
+  assert model == bundle.replace(changed, **back, dtype='float32')
+  nested = bundle.replace(model, block={'mlp': {'form': 'exact'}})
+  assert nested.block == changed.block
+  for same in ({'pooling.class_token': True}, {'block.mpl': None}):
+    assert bundle.replace(model, **same) == model
   for field, message in (
-    ({'mpl': 'gelu'}, r"no field 'mpl'.*'mlp'"),
-    ({'posemb': 'x'}, 'posemb=.x. must be one of learned'),
-    ({'posemb_at': 'x', 'posemb': 'none'}, 'posemb=None has no at'),
+    ({'mpl': None}, r"no field 'mpl'.*'block.mlp'"),
+    ({'blok.mlp': None}, r"no field 'blok.mlp'.*'block.mlp'"),
+    ({'block.mpl': 1}, r"block.mpl=1: BlockOptions.*no field 'mpl'.*'mlp'"),
+    ({'pooling.class_token': 2}, 'pooling.class_token=2: ClassToken'),
+    ({'posemb.at': 'x', 'posemb': None}, "posemb.at='x': None has no field"),
   ):
     with pytest.raises(ValueError, match=message):
       bundle.replace(model, **field)

@@ -10,6 +10,7 @@ from released import fill, hollow
 from small import equal, logits
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
+from vit_jax.models.layers import Gelu
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, SinCos2d
@@ -260,7 +261,7 @@ def test_positions_without_a_table_are_sincos2d_unless_said():
   weights = npz.read(file, image_size=(12, 6))
   assert weights.model.posemb == SinCos2d()
   assert weights.image_shape == (12, 6, 3)
-  assert npz.read(file, posemb='none').model.posemb is None
+  assert npz.read(file, posemb=None).model.posemb is None
   for kind in ('vit', 'hybrid'):  # older than fixed positions
     file = {k: v for k, v in fill(KINDS[kind]).items() if k != TABLE}
     with pytest.raises(ValueError, match=r'\+ .*posembed_input'):
@@ -339,9 +340,10 @@ def test_every_array_is_needed(kind):
 
 def test_what_the_file_says_cannot_be_said_otherwise():
   file = fill(KINDS['vit'])
-  model = npz.read(file, num_heads=4, mlp='gelu', dtype='bfloat16').model
+  fields = {'num_heads': 4, 'block.mlp': Gelu('exact')}
+  model = npz.read(file, **fields, dtype='bfloat16').model
   assert (model.block.mlp.form, model.dtype) == ('exact', 'bfloat16')
-  assert npz.read(file, pooling='gap').model.pooling == Mean(class_token=True)
+  assert npz.read(file, pooling=Mean()).model.pooling == Mean(class_token=True)
   for fields in ({'num_heads': 2}, {'depth': 3}):
     with pytest.raises(ValueError, match='not those of one model'):
       npz.read(file, **fields)

@@ -9,7 +9,7 @@ from small import logits, random_weights
 
 from vit_jax import pretrained, tree
 from vit_jax.data.transforms import Resize
-from vit_jax.models.layers import Head, PatchEmbedding, as_pair
+from vit_jax.models.layers import Gelu, Head, PatchEmbedding, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
@@ -20,7 +20,7 @@ SMALL = {
   'depth': 2,
   'mlp_dim': 48,
   'num_heads': 3,
-  'patch_size': (4, 4),
+  'embedding': PatchEmbedding((4, 4)),
   'num_classes': 5,
 }
 
@@ -125,7 +125,7 @@ def test_the_head_is_kept_swapped_or_dropped(file):
     apply(kept, whole, images()),
     atol=1e-5,
   )
-  model, params, _ = load(file, head='reset', head_bias_init=-2.0)
+  model, params, _ = load(file, head='reset', **{'head.bias_init': -2.0})
   assert not params['head']['kernel'].any()
   np.testing.assert_array_equal(params['head']['bias'], -2)
 
@@ -151,11 +151,13 @@ def test_channels_and_patches(file):
 
 
 def test_how_it_is_run_is_for_the_user_to_say(file):
-  model, params, _ = load(file, dtype='bfloat16', scan=True, mlp='gelu')
+  model, params, _ = load(
+    file, dtype='bfloat16', scan=True, **{'block.mlp': Gelu('exact')}
+  )
   assert params['blocks']['norm1']['scale'].shape == (2, 24)
   assert out_of(model, params, images()).dtype == np.float32
   for options, match in (
-    ({'mpl': 'gelu'}, r"no field 'mpl'.*'mlp'"),
+    ({'mpl': None}, r"no field 'mpl'.*'block.mlp'"),
     ({'depth': 3}, 'block_2|encoderblock_2'),
     ({'image_size': 10}, '10'),
   ):
@@ -189,8 +191,8 @@ def init_from(path, **fields):
 
 
 def test_the_model_that_is_fine_tuned(file, tmp_path):
-  fields = {'dropout': 0.1, 'representation_size': 8, 'dtype': 'bfloat16'}
-  fields |= {'attention_dropout': 0.1, 'head_bias_init': -2.0, 'remat': 'full'}
+  fields = {'dropout': 0.1, 'head': Head(8, -2.0), 'dtype': 'bfloat16'}
+  fields |= {'block.attention_dropout': 0.1, 'remat': 'full'}
   formats.write(make(**fields), tmp_path / 'x.npz', 'vit_jax')
   own = init_from(tmp_path / 'x.npz')
   model = pretrained.from_weights(own, stochastic_depth=0.2)
@@ -198,6 +200,8 @@ def test_the_model_that_is_fine_tuned(file, tmp_path):
   assert (model.dtype, model.num_classes) == ('bfloat16', None)
   assert model.head == Head() and model.block.attention_dropout == 0
   assert (model.remat, model.attention, model.scan) == ('none', 'auto', False)
+  again = pretrained.from_weights(own, block={'attention_dropout': 0.2})
+  assert again.block.attention_dropout == 0.2
   keep = pretrained.from_weights(init_from(own.path, head='keep'))
   assert (keep.num_classes, keep.head.representation_size) == (5, 8)
   published = pretrained.from_weights(init_from(file))
@@ -221,7 +225,7 @@ def test_the_model_that_is_fine_tuned(file, tmp_path):
   ],
 )
 def test_the_size_of_fine_tuning(patch, size, expected, monkeypatch):
-  weights = make(as_pair(size), patch_size=patch)
+  weights = make(as_pair(size), embedding=PatchEmbedding(patch))
   monkeypatch.setattr(surgery, 'read', lambda *_, **__: weights)
   found = pretrained.finetuning_size(init_from('x'))
   assert found == as_pair(expected)

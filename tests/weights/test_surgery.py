@@ -13,7 +13,8 @@ from options import all_set
 
 from vit_jax import pretrained, tree
 from vit_jax.models import resample
-from vit_jax.models.pooling import ClassToken, Mean
+from vit_jax.models.layers import BlockOptions, Gelu, Head, PatchEmbedding
+from vit_jax.models.pooling import ClassToken, Mean, NoPooling
 from vit_jax.models.posemb import Learned
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
@@ -27,7 +28,8 @@ SETTINGS = {'width': 8, 'depth': 2, 'mlp_dim': 12, 'num_heads': 2}
 
 
 def make(**fields):
-  fields = SETTINGS | {'patch_size': 4, 'num_classes': 5} | fields
+  fields = SETTINGS | {'num_classes': 5} | fields
+  fields = {'embedding': PatchEmbedding(4)} | fields
   return bundle.from_fields(VisionTransformer, **fields)
 
 
@@ -53,7 +55,7 @@ def assert_taken(out, loaded, paths):
 
 
 def test_reset_replaces_the_whole_head():
-  loaded = flat_params(representation_size=8)
+  loaded = flat_params(head=Head(8))
   fresh = flat_params(seed=1, num_classes=3)
   out, report = adapt(loaded, fresh)
   assert out.keys() == fresh.keys()
@@ -69,7 +71,10 @@ def test_reset_replaces_the_whole_head():
   ]
 
 
-MASKED = {'pooling': 'none', 'class_token': True, 'mask_token': True}
+MASKED = {
+  'pooling': NoPooling(class_token=True),
+  'embedding': PatchEmbedding(4, mask_token=True),
+}
 
 
 @pytest.mark.parametrize('head', ['reset', 'keep'])
@@ -165,10 +170,10 @@ def test_scanned_and_unrolled_layers_fit_each_other():
     ({'depth': 3}, ['+ block_2/norm1/scale (8,)']),
     ({'depth': 1}, ['- block_1/norm1/scale (8,)']),
     ({'depth': 3, 'scan': True}, ['+ blocks/attn/key/bias (3, 2, 4)']),
-    ({'pooling': 'gap'}, ['- cls (1, 1, 8)', '- cls_pos_embedding (1, 1, 8)']),
-    ({'num_registers': 1}, ['+ registers (1, 1, 8)']),
+    ({'pooling': Mean()}, ['- cls (1, 1, 8)', '- cls_pos_embedding (1, 1, 8)']),
+    ({'pooling.num_registers': 1}, ['+ registers (1, 1, 8)']),
     (
-      {'patch_size': 2},
+      {'embedding.patch_size': 2},
       ['- embedding/kernel (4, 4, 3, 8)', '+ embedding/kernel (2, 2, 3, 8)'],
     ),
   ],
@@ -184,7 +189,7 @@ def test_anything_else_is_an_error_as_a_diff(fields, lines):
 
 def test_patches_and_channels_are_changed_when_asked_for():
   loaded = flat_params(size=(12, 20))
-  fresh = flat_params(size=(6, 10), patch_size=2, in_chans=1)
+  fresh = flat_params(size=(6, 10), embedding=PatchEmbedding(2), in_chans=1)
   with pytest.raises(ValueError, match='patch_resize'):
     adapt(loaded, fresh, patch_resize='bilinear')
   out, report = adapt(
@@ -247,7 +252,7 @@ def test_load_into_a_state(tmp_path):
   assert loaded.ema['cls'] is not loaded.params['cls']
 
   init_from = InitFrom(path=str(tmp_path))
-  exact = make(mlp='gelu')
+  exact = make(block=BlockOptions(mlp=Gelu('exact')))
   averaged, other_report = surgery.load_into(fresh, exact, init_from)
   here, there = "block.mlp=Gelu(form='exact')", "Gelu(form='tanh')"
   assert f'  {here} here, {there} in the file\n' in other_report + '\n'
@@ -257,15 +262,14 @@ def test_load_into_a_state(tmp_path):
 
 @pytest.mark.parametrize('has_cls', [True, False])
 def test_weights_of_masked_patches_get_a_pooling(has_cls, tmp_path):
-  fields = {'class_token': has_cls, 'num_registers': 1, 'mask_token': True}
-  model = make(pooling='none', **fields)
-  params = flat_params(pooling='none', **fields)
+  fields = MASKED | {'pooling': NoPooling(has_cls, num_registers=1)}
+  model, params = make(**fields), flat_params(**fields)
   weights = bundle.Weights(model, params, (12, 20, 3))
   formats.write(weights, tmp_path / 'x.npz', 'vit_jax')
   path = str(tmp_path / 'x.npz')
-  gap = surgery.read(InitFrom(path=path, pooling='gap')).model.pooling
+  gap = surgery.read(InitFrom(path=path, pooling=Mean())).model.pooling
   assert gap == Mean(class_token=has_cls, num_registers=1)
-  token = InitFrom(path=path, pooling='token')
+  token = InitFrom(path=path, pooling=ClassToken())
   if has_cls:
     found = surgery.read(token, values=False).model.pooling
     assert found == ClassToken(num_registers=1)
@@ -291,13 +295,13 @@ def test_all_fields_of_init_from_act(monkeypatch):
   reads |= {'trust': ('mine',)}
   adapts = {'head': 'keep', 'head_rule': 'norm/.*', 'posemb_resize': 'bilinear'}
   adapts |= {'patch_resize': 'bilinear', 'adapt_channels': True}
-  more = {'options': {'mlp': 'gelu'}, 'pooling': 'gap'}
+  more = {'options': {'scan': True}, 'pooling': Mean()}
   init_from = all_set(InitFrom, **reads, **adapts, **more)
-  expected = reads | {'mlp': 'gelu', 'values': False}
+  expected = reads | {'scan': True, 'values': False}
   model = surgery.read(init_from, values=False).model
   assert calls == [expected] and model.pooling == Mean(class_token=True)
 
-  fields = {'class_token': True, 'patch_size': 2, 'pooling': 'gap'}
+  fields = {'pooling': Mean(True), 'embedding': PatchEmbedding(2)}
   fresh = flat_params((12, 16), 1, in_chans=1, **fields)
   params = jax.tree.map(jnp.asarray, tree.unflatten(fresh))
   state = TrainState(jnp.int32(0), params, (), jax.random.key(0))

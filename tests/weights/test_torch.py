@@ -15,13 +15,10 @@ from small import equal
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.layers import Normalize
+from vit_jax.models.layers import Gelu, Head, Normalize, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import (
-  DistillationToken,
-  Mean,
-)
-from vit_jax.models.posemb import Learned
+from vit_jax.models.pooling import DistillationToken, Map, Mean
+from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.weights import bundle, huggingface, timm
 from vit_jax.weights.families import timm_vit
@@ -38,24 +35,32 @@ CASES = {
 READ = [(format, name) for format in FORMATS for name in CASES[format]['read']]
 SMALL = {
   **{'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
-  **{'patch_size': (4, 2), 'num_classes': 5},
+  **{'embedding': PatchEmbedding((4, 2)), 'num_classes': 5},
 }
 OURS = {  # as the recorders have them
   ('timm', 'token'): {'depth': 2},
-  ('timm', 'exact'): {'mlp': 'gelu', 'posemb': 'sincos2d'},
-  ('timm', 'token_registers'): {'num_registers': 2, 'layerscale_init': 0.1},
-  ('timm', 'gap'): {'pooling': 'gap', 'posemb': 'sincos2d', 'qk_norm': True},
-  ('timm', 'fc_norm'): {'pooling': 'gap', 'final_norm': 'after'},
-  ('timm', 'map'): {'pooling': 'map', 'num_registers': 1, 'posemb': 'none'},
-  ('timm', 'distilled'): {'pooling': 'distilled', 'depth': 2},
+  ('timm', 'exact'): {'block.mlp': Gelu('exact'), 'posemb': SinCos2d()},
+  ('timm', 'token_registers'): {
+    **{'pooling.num_registers': 2, 'block.layerscale_init': 0.1},
+  },
+  ('timm', 'gap'): {
+    **{'pooling': Mean(), 'posemb': SinCos2d(), 'block.qk_norm': True},
+  },
+  ('timm', 'fc_norm'): {'pooling': Mean(norm='after')},
+  ('timm', 'map'): {'pooling': Map(num_registers=1), 'posemb': None},
+  ('timm', 'distilled'): {'pooling': DistillationToken(), 'depth': 2},
   ('timm', 'distilled_features'): {
-    **{'pooling': 'distilled', 'posemb': 'sincos2d', 'num_classes': None},
+    **{'pooling': DistillationToken(), 'posemb': SinCos2d()},
+    'num_classes': None,
   },
   ('timm', 'features'): {'num_classes': None},
   ('hf', 'token'): {'depth': 2},
-  ('hf', 'exact'): {'mlp': 'gelu', 'norm_eps': 0.1, 'posemb': 'sincos2d'},
+  ('hf', 'exact'): {
+    **{'block.mlp': Gelu('exact'), 'block.norm_eps': 0.1},
+    'posemb': SinCos2d(),
+  },
   ('hf', 'features'): {'num_classes': None},
-  ('hf', 'representation'): {'num_classes': None, 'representation_size': 20},
+  ('hf', 'representation'): {'num_classes': None, 'head': Head(20)},
 }
 # Of the largest logit; the largest found: 5e-7 of ViTs, 1.1e-6 of ResNets.
 # timm's hybrids have other epsilons; 5e-6 was found.
@@ -148,11 +153,12 @@ def test_what_is_written_is_what_was_loaded(format, name):
   if format == 'hf':
     config = config | {'preprocessor_config': files['preprocessor_config.json']}
   again = FORMATS[format].read(arrays, config)
-  if fields.get('posemb') == 'sincos2d':
+  if fields.get('posemb') == SinCos2d():
     assert type(again.model.posemb) is Learned  # written as a table
     check_logits(again, case, name)
   else:
-    scale = {'layerscale_init': 1e-5} if 'layerscale_init' in fields else {}
+    path = 'block.layerscale_init'  # arrays do not show the value
+    scale = {path: 1e-5} if path in fields else {}
     model = bundle.replace(weights.model, **scale)
     assert not bundle.differences(again.model, model)
     assert again.model == model.clone(posemb=again.model.posemb)
@@ -257,9 +263,11 @@ def test_without_a_config(format, name):
 
 def test_fields_of_the_user_come_first():
   for case in (('timm', 'token'), ('hf', 'classifier')):
-    assert read(*case, mlp='gelu_tanh').model.block.mlp.form == 'tanh'
-    assert read(*case, norm_eps=1e-5).model.block.norm_eps == 1e-5
-  weights = read('timm', 'token', pooling='gap')
+    block = read(*case, block={'mlp': Gelu(), 'norm_eps': 1e-5}).model.block
+    assert (block.mlp.form, block.norm_eps) == ('tanh', 1e-5)
+    given = {'block.mlp': Gelu(), 'block.norm_eps': 1e-5}
+    assert read(*case, **given).model.block == block
+  weights = read('timm', 'token', pooling=Mean())
   assert weights.model.pooling == Mean(class_token=True)
 
 
@@ -292,7 +300,7 @@ def test_a_config_of_another_computation_is_refused(format, name, change, said):
     ('timm', 'token', {'dist_token': (1, 1, 24)}, 'pos_embed|11 patches'),
     ('timm', 'token', {'norm_pre.weight': (24,)}, r'- norm_pre\.weight'),
     ('timm', 'token', {'blocks.0.mlp.norm.bias': (8,)}, '- blocks.0.mlp.norm'),
-    ('timm', 'token', {'pos_embed': None}, "posemb='none'"),
+    ('timm', 'token', {'pos_embed': None}, 'posemb=None'),
     ('timm', 'bit', {'norm.weight': None}, r'- norm\.bias'),
     ('timm', 'mixer', {'head.weight': (6, 24)}, r'\+ head\.bias \(6,\)'),
     (
@@ -447,7 +455,8 @@ def test_image_processors_decide_how_images_are_resized(config, transforms):
 )
 def test_transforms_are_written(transforms, large, mode, method, notes):
   size = 24 if large == 59 else 16
-  fields = SMALL | {'patch_size': 4, 'image_shape': (size, size, 3)}
+  fields = SMALL | {'image_shape': (size, size, 3)}
+  fields['embedding'] = PatchEmbedding(4)
   weights = seeded.model_weights(fields, transforms=transforms)
   _, files = timm.write(weights)
   data = files['config.json']['pretrained_cfg']

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models.layers import BlockOptions, as_pair
+from vit_jax import config
+from vit_jax.models import pooling
+from vit_jax.models.layers import BlockOptions, PatchEmbedding, SwiGlu, as_pair
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.resnet import ROOT_WIDTH, ResNet
+from vit_jax.models.posemb import Learned
+from vit_jax.models.resnet import ROOT_WIDTH, Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle
@@ -24,13 +27,13 @@ IMAGE_SIZE = 224  # if neither the file nor the user says
 _ROOT = 'resnet/root/conv/kernel'
 # Fields that arrays show, of models without later additions to the paper's.
 PLAIN = {
-  'biases': BlockOptions().biases,
-  'sub_norm': (),
-  'norm': 'layer',
-  'embedding_bias': True,
-  'embedding_norm': None,
-  'final_norm': 'before',
-  'head_bias': True,
+  'block.biases': BlockOptions().biases,
+  'block.sub_norm': (),
+  'block.norm': 'layer',
+  'embedding.bias': True,
+  'embedding.norm': None,
+  'pooling.norm': 'before',
+  'head.bias': True,
 }
 
 
@@ -79,19 +82,26 @@ def convert(
 def _place(params, rows, grid, image_size, notes):
   """Return positions of tokens and of a grid of patches, apart.
 
-  Those of registers are added to them: our registers have no positions.
+  The table is [1, tokens + gh * gw, D], perhaps without the leading 1, or one
+  of patches only, [1, gh, gw, D] or [gh, gw, D]. Positions of registers are
+  added to them: our registers have no positions.
   """
-  options = [[name for name in names if name in params] for names in rows]
-  counts = [sum(params[name].shape[1] for name in x) for x in options]
-  found, table = split_table(
-    params['pos_embedding'],
-    counts,
-    grid=grid,
-    image_size=image_size,
-    patch_size=params['embedding/kernel'].shape[:2],
-  )
-  out = {'pos_embedding': table}
-  for name in dict(zip(counts, options)).get(found.shape[1], ()):
+  tokens = {}  # by the number of rows
+  for names in rows:
+    names = [name for name in names if name in params]
+    tokens[sum(params[name].shape[1] for name in names)] = names
+  table, guess = params['pos_embedding'], None
+  if table.ndim == 4 or (table.ndim == 3 and len(table) > 1):  # already a grid
+    tokens, grid = {0: []}, table.shape[-3:-1]
+  table = table.reshape(1, -1, table.shape[-1])
+  if image_size is not None:
+    sizes = zip(as_pair(image_size), params['embedding/kernel'].shape)
+    guess = tuple(side // patch for side, patch in sizes)
+  grid = grid_of([table.shape[1] - count for count in tokens], grid, guess)
+  count = table.shape[1] - math.prod(grid)
+  found, table = np.split(table, [count], axis=1)
+  out = {'pos_embedding': table.reshape(1, *grid, -1)}
+  for name in tokens.get(count, ()):
     part, found = np.split(found, [params[name].shape[1]], axis=1)
     if name != 'registers':
       out[f'{name}_pos_embedding'] = part
@@ -112,18 +122,17 @@ def _infer(params, heads, known, given):
     cls, facts = _facts(params)
   except KeyError as e:
     raise UserError(f'No model here has such arrays: there is no {e}.') from e
-  known = {k: x for k, x in known.items() if bundle.part_of(k) not in given}
-  if facts.get('mlp') == 'swiglu':  # whatever activation others have
-    known = {k: x for k, x in known.items() if k != 'mlp'}
+  given = {path: x for path, x in config.walk(given) if path}
+  known = {k: x for k, x in known.items() if k.partition('.')[0] not in given}
+  if 'block.mlp' in facts:  # whatever activation others have
+    known.pop('block.mlp', None)
   fields = facts | known | given
-  if not isinstance(fields.get('posemb', ''), str):  # an object says it all
-    fields.pop('posemb_prefix', None)
   if cls is VisionTransformer:
-    fields = {'pooling': 'gap'} | fields
+    fields = {'pooling': pooling.Mean()} | fields
     if 'posemb' not in fields:
       raise UserError(
         'The file has no table of positions, and nothing says that its model '
-        "has none. If it has none, pass posemb='none'."
+        'has none. If it has none, pass posemb=None.'
       )
     if fields['width'] in heads:
       fields = {'num_heads': heads[fields['width']]} | fields
@@ -136,7 +145,7 @@ def _infer(params, heads, known, given):
 
 
 def _facts(params):
-  """Return (class, {short name: value}) of what the parameters show."""
+  """Return (class, fields) of what the parameters show."""
   shape = {path: array.shape for path, array in params.items()}
   head = params.get('head/kernel', params.get('head/cls/kernel'))
   facts = {'num_classes': None if head is None else head.shape[-1]}
@@ -152,55 +161,56 @@ def _facts(params):
       'form': 'preact' if 'norm/scale' in params else 'postact',
     }
   *patch_size, _, width = shape['embedding/kernel']
-  facts |= {'width': width, 'depth': depth, 'patch_size': tuple(patch_size)}
+  embedding = PatchEmbedding(tuple(patch_size))
+  facts |= {'width': width, 'depth': depth, 'embedding': embedding}
   if 'block_0/token_mixing/fc1/kernel' in params:
     return MlpMixer, facts | {
       f'{mixed}s_mlp_dim': shape[f'block_0/{mixed}_mixing/fc1/kernel'][1]
       for mixed in ('token', 'channel')
     }
   norm = params.get('block_0/attn/query_norm/scale')
-  facts |= {
-    'layerscale_init': 1e-5 if 'block_0/ls1' in params else None,
-    'mlp_dim': shape['block_0/mlp/fc1/kernel'][1],
-    'qk_norm': norm is not None,
-  }
   names = 'query', 'key', 'value', 'out'
   biased = [x for x in names if f'block_0/attn/{x}/bias' in params]
   biased += ['mlp'] if 'block_0/mlp/fc1/bias' in params else []
   subs = [x for x in ('attn', 'mlp') if f'block_0/{x}/norm/scale' in params]
-  facts |= {'biases': tuple(biased), 'sub_norm': tuple(subs)}
+  facts |= {
+    'mlp_dim': shape['block_0/mlp/fc1/kernel'][1],
+    'block.layerscale_init': 1e-5 if 'block_0/ls1' in params else None,
+    'block.qk_norm': norm is not None,
+    'block.biases': tuple(biased),
+    'block.sub_norm': tuple(subs),
+    'embedding.bias': 'embedding/bias' in params,
+  }
   if 'block_0/norm1/bias' not in params:
-    facts['norm'] = 'rms'
+    facts['block.norm'] = 'rms'
   if 'block_0/mlp/gate/kernel' in params:
-    facts['mlp'] = 'swiglu'
-  facts['embedding_bias'] = 'embedding/bias' in params
+    facts['block.mlp'] = SwiGlu()
   if 'embedding_norm/scale' in params:
-    facts['embedding_norm'] = 'tokens'
+    facts['embedding.norm'] = 'tokens'
   if 'norm/scale' not in params:
-    facts['final_norm'] = None
+    facts['pooling.norm'] = None
   if head is not None:
-    facts['head_bias'] = bool({'head/bias', 'head/cls/bias'} & params.keys())
+    facts['head.bias'] = bool({'head/bias', 'head/cls/bias'} & params.keys())
   query = shape['block_0/attn/query/kernel']
   if len(query) == 3:
     facts['num_heads'] = query[1]
   elif norm is not None:
     facts['num_heads'] = width // norm.size
   if 'cls' in params:
-    facts['class_token'] = True
-  poolings = {'cls': 'token', 'dist': 'distilled', 'map_head/probe': 'map'}
-  for path, pooling in poolings.items():
-    if path in params:
-      facts['pooling'] = pooling
+    facts |= {'pooling': pooling.ClassToken(), 'pooling.class_token': True}
+  if 'dist' in params:
+    facts['pooling'] = pooling.DistillationToken()
+  if 'map_head/probe' in params:
+    facts['pooling'] = pooling.Map()
   if 'pos_embedding' in params:
-    facts['posemb'] = 'learned'
-    if 'cls' in params and 'cls_pos_embedding' not in params:
-      facts['posemb_prefix'] = False
+    has_row = 'cls' not in params or 'cls_pos_embedding' in params
+    facts['posemb'] = Learned(prefix=has_row)
   if 'pre_logits/kernel' in params:
-    facts['representation_size'] = shape['pre_logits/kernel'][1]
+    facts['head.representation_size'] = shape['pre_logits/kernel'][1]
   if 'registers' in params:
-    facts['num_registers'] = shape['registers'][1]
+    facts['pooling.num_registers'] = shape['registers'][1]
   if _ROOT in params:
-    facts['resnet_stages'] = stages
+    facts['embedding'] = Hybrid(embedding.patch_size, stages=stages)
   return VisionTransformer, facts
 
 
@@ -228,33 +238,3 @@ def grid_of(
     f'{"square" if grid is None else grid}. Give grid=(rows, columns) whose '
     'product is that.'
   )
-
-
-def split_table(
-  table: np.ndarray,
-  prefixes: Collection[int],
-  *,
-  grid: tuple[int, int] | None = None,
-  image_size: Size | None = None,
-  patch_size: Size = 1,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Split [1, prefix + gh * gw, D] into [1, prefix, D] and [1, gh, gw, D].
-
-  Args:
-    table: position table; the leading 1 may be missing. Or [gh, gw, D], or
-      [1, gh, gw, D].
-    prefixes: possible numbers of rows that do not belong to patches, the most
-      likely first.
-    grid: (gh, gw) of the patches. None: that of image_size and patch_size, if
-      it fits, or else a square.
-  """
-  if table.ndim == 4 or (table.ndim == 3 and len(table) > 1):  # already a grid
-    prefixes, grid = (0,), table.shape[-3:-1]
-  table = table.reshape(1, -1, table.shape[-1])
-  rows, guess = table.shape[1], None
-  if image_size is not None:
-    (height, width), patch = as_pair(image_size), as_pair(patch_size)
-    guess = height // patch[0], width // patch[1]
-  grid = grid_of([rows - prefix for prefix in prefixes], grid, guess)
-  prefix = rows - math.prod(grid)
-  return table[:, :prefix], table[:, prefix:].reshape(1, *grid, table.shape[-1])

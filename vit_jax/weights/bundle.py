@@ -5,8 +5,9 @@ known from the model alone (`shapes`), by jax.eval_shape.
 """
 
 import dataclasses
+import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,55 +16,10 @@ import numpy as np
 
 from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
-from vit_jax.models import layers, pooling, posemb
-from vit_jax.models.layers import Classifier, Normalize, PatchEmbedding
-from vit_jax.models.resnet import Hybrid
+from vit_jax.models import posemb
+from vit_jax.models.layers import Classifier, Normalize
 from vit_jax.types import Model, Shape, UserError
 
-_OBJECTS: dict[str, dict[str, Any]] = {  # fields that `replace` takes as text
-  'posemb': {
-    'learned': posemb.Learned,
-    'learned2d': posemb.Learned2d,
-    'sincos2d': posemb.SinCos2d,
-    'relative': posemb.Relative,
-    'none': lambda: None,
-  },
-  'pooling': {
-    'token': pooling.ClassToken,
-    'distilled': pooling.DistillationToken,
-    'gap': pooling.Mean,
-    'map': pooling.Map,
-    'none': pooling.NoPooling,
-  },
-  'mlp': {
-    'gelu_tanh': layers.Gelu,
-    'gelu': functools.partial(layers.Gelu, 'exact'),
-    'quick_gelu': functools.partial(layers.Gelu, 'quick'),
-    'swiglu': layers.SwiGlu,
-  },
-}
-_FIELDS = {  # short name: field of the model, field of that part
-  'patch_size': ('embedding', 'patch_size'),
-  'mask_token': ('embedding', 'mask_token'),
-  'posemb_at': ('posemb', 'at'),
-  'posemb_prefix': ('posemb', 'prefix'),
-  'class_token': ('pooling', 'class_token'),
-  'num_registers': ('pooling', 'num_registers'),
-  'final_norm': ('pooling', 'norm'),
-  'representation_size': ('head', 'representation_size'),
-  'head_bias_init': ('head', 'bias_init'),
-  'attention_dropout': ('block', 'attention_dropout'),
-  'layerscale_init': ('block', 'layerscale_init'),
-  'qk_norm': ('block', 'qk_norm'),
-  'mlp': ('block', 'mlp'),
-  'sub_norm': ('block', 'sub_norm'),
-  'norm': ('block', 'norm'),
-  'biases': ('block', 'biases'),
-  'embedding_bias': ('embedding', 'bias'),
-  'embedding_norm': ('embedding', 'norm'),
-  'head_bias': ('head', 'bias'),
-  'norm_eps': ('block', 'norm_eps'),
-}
 # Fields that change what a model does with its parameters; and fields of these
 # that do not, or whose arrays are reported anyway.
 _BEHAVIOUR = (
@@ -147,55 +103,59 @@ def _shapes(model, image_shape):
 def replace(model: Any, **fields: Any) -> Any:
   """Return a copy of a model with other fields.
 
-  They may have the short names of fields of its parts, see _FIELDS; posemb,
-  pooling and mlp may be text ('learned', 'gap', 'gelu', ...), see _OBJECTS.
+  Names are those of fields of the model, 'pooling', or dotted paths of fields
+  of its parts, 'pooling.norm' and 'block.mlp.form'; a dict has several fields
+  of one part. None and False are ignored where a part lacks the field.
   """
-  known = {field.name for field in dataclasses.fields(model)}
-  changes = {k: _object(k, x) for k, x in fields.items() if k in known}
-  for name in [name for name in fields if name not in known]:
-    part, field = _FIELDS.get(name, ('', ''))
-    if part not in known:
-      names = [*known, *_FIELDS, 'num_heads', 'grid', 'image_size']
+  flat: dict[str, Any] = {}
+  for name, value in fields.items():
+    is_dict = isinstance(getattr(model, name, None), Mapping)
+    flat |= {name: value} if is_dict else dict(config.walk(value, name))
+  changes: dict[str, Any] = {}
+  for path in sorted(flat, key=lambda path: path.count('.')):
+    name, _, rest = path.partition('.')
+    if name not in _names(model):
       raise UserError(
-        f'{type(model).__name__} has no field {name!r}'
-        f'{config.suggest(name, names)}.'
+        f'{type(model).__name__} has no field {path!r}{_suggest(path, model)}.'
       )
-    old = changes.get(part, getattr(model, part))
-    value = _object(name, fields[name])
-    if old and any(f.name == field and f.init for f in dataclasses.fields(old)):
-      changes[part] = dataclasses.replace(old, **{field: value})
-    elif value and value != getattr(old, field, None):  # fixed, or off
-      raise UserError(f'{part}={old!r} has no {field}.')
+    old = changes.get(name, getattr(model, name))
+    changes[name] = _changed(old, rest, flat[path], path)
   return model.clone(**changes)
 
 
-def _object(name, value):
-  table = _OBJECTS.get(name, {})
-  if not table or not isinstance(value, str):
+def _changed(part, rest, value, path):
+  """Return a part with another value at `rest`, the end of a path."""
+  if not rest:
     return value
-  if value not in table:
-    raise UserError(f'{name}={value!r} must be one of {", ".join(table)}.')
-  return table[value]()
+  name, _, rest = rest.partition('.')
+  if name in _names(part):
+    new = _changed(getattr(part, name), rest, value, path)
+    return dataclasses.replace(part, **{name: new})
+  if value and value != getattr(part, name, None):  # fixed, or off
+    near = config.suggest(name, _names(part))
+    raise UserError(f'{path}={value!r}: {part} has no field {name!r}{near}.')
+  return part
 
 
-def part_of(name: str) -> str:
-  """Return the field of a model whose part has the field of a short name."""
-  return _FIELDS.get(name, ('', ''))[0]
+def _names(part):
+  """Return the names of the fields of a dataclass that can be set."""
+  is_part = dataclasses.is_dataclass(part)
+  return [x.name for x in dataclasses.fields(part) if x.init] if is_part else []
+
+
+def _suggest(path, model):
+  """Return ' (did you mean ...?)' for a field of a model or of its parts."""
+  known = {name: name for name in (*_names(model), 'grid', 'image_size')}
+  for part in _names(model):
+    paths = {name: f'{part}.{name}' for name in _names(getattr(model, part))}
+    known = paths | {x: x for x in paths.values()} | known
+  near = difflib.get_close_matches(path, known, n=1)
+  return f' (did you mean {known[near[0]]!r}?)' if near else ''
 
 
 def from_fields(cls: Any, **fields: Any) -> Any:
-  """Return a model of a class from the short names of `replace`.
-
-  A ViT with `resnet_stages` is a hybrid.
-  """
-  names = {field.name for field in dataclasses.fields(cls)}
-  stages = fields.pop('resnet_stages', None)
-  if 'embedding' in names:
-    size = fields.pop('patch_size')
-    fields['embedding'] = (
-      PatchEmbedding(size) if stages is None else Hybrid(size, stages=stages)
-    )
-  top = {k: _object(k, fields.pop(k)) for k in names & fields.keys()}
+  """Return a model of a class with the fields of `replace`."""
+  top = {name: fields.pop(name) for name in _names(cls) if name in fields}
   return replace(cls(**top), **fields)
 
 
@@ -211,18 +171,14 @@ def differences(model: Any, other: Any) -> dict[str, tuple[Any, Any]]:
 
 def _behaviour(model):
   out = {}
-  for name in _BEHAVIOUR:
-    part = getattr(model, name, None)
+  for name in [name for name in _BEHAVIOUR if hasattr(model, name)]:
+    part = getattr(model, name)
     if dataclasses.is_dataclass(part):
-      fields = [f.name for f in dataclasses.fields(part)]
-      out |= {
-        f'{name}.{field}': getattr(part, field)
-        for field in fields
-        if field not in _NOT_SHOWN
-      }
+      for field in dataclasses.fields(part):
+        if field.name not in _NOT_SHOWN:
+          out[f'{name}.{field.name}'] = getattr(part, field.name)
       part = type(part).__name__
-    if hasattr(model, name):
-      out[name] = part
+    out[name] = part
   return out
 
 

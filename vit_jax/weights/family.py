@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.models.resample import Method
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.types import FlatParams, Size, UserError
+from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.architecture import convert
 from vit_jax.weights.bundle import Weights
@@ -89,7 +89,6 @@ def read(
   config: Config,
   *,
   name: str = '',
-  image_size: Size | None = None,
   **given: Any,
 ) -> Weights:
   """Return Weights of {name: array}, everything in a file.
@@ -98,7 +97,6 @@ def read(
     families: rows of the format.
     config: {name: value}, flat; empty if there is no config.
     name: name of the model in the config.
-    image_size: int or (H, W), for which positions are.
     **given: arguments of `architecture.convert`, and fields from the user.
   """
   family = find(families, arrays, name)
@@ -119,12 +117,10 @@ def read(
     known=known,
     rows=family.rows,
     heads=family.heads if name else {},
-    image_size=image_size,
     **given,
   )
   if posemb := getattr(weights.model, 'posemb', None):
-    method = family.posemb_resize
-    posemb = dataclasses.replace(posemb, resize_method=method)
+    posemb = dataclasses.replace(posemb, resize_method=family.posemb_resize)
     weights.model = weights.model.clone(posemb=posemb)
   if unused:
     weights.notes.append(

@@ -77,13 +77,15 @@ def read(
       file names, shapes and types.
     **options: for what a file does not contain: grid=(rows, columns) of a
       position table that is not a square; image_size; and fields of the model
-      as in `bundle.replace`, such as num_heads, mlp or dtype.
+      as in `bundle.replace`, such as num_heads, 'block.mlp' or dtype.
 
   Raises:
     ValueError: there is nothing; the format is unknown; the file is a pickle;
       arrays are missing, unexpected or of another shape (lists all).
   """
-  options = {k: v for k, v in options.items() if v is not None}
+  for name in ('grid', 'image_size'):
+    if options.get(name, '') is None:
+      del options[name]
   try:
     directory, source = _locate(path, step)
     if step is not None and source is not None:
@@ -248,11 +250,6 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
 
 def describe_use(weights: Weights) -> dict[str, Any]:
   """Return the content of NAME.json."""
-  return {
-    'model': config.describe(weights.model),
-    'image_shape': list(weights.image_shape),
-    'preprocess': config.describe(weights.preprocess),
-    'transforms': config.describe(list(weights.transforms)),
-    'class_names': weights.class_names,
-    'activation': weights.activation,
-  }
+  names = 'model', 'image_shape', 'preprocess', 'transforms'
+  found = (*names, 'class_names', 'activation')
+  return {name: config.describe(getattr(weights, name)) for name in found}

@@ -7,35 +7,25 @@ latter is written.
 """
 
 import dataclasses
+import functools
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.data.transforms import scale
 from vit_jax.models.layers import as_pair
-from vit_jax.types import FlatParams, Size
+from vit_jax.types import FlatParams
 from vit_jax.weights import family, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import hf_towers, hf_vit
+from vit_jax.weights.family import Config
 
-FAMILIES = (  # the first that fits counts
-  *hf_vit.FAMILIES,
-  *hf_towers.FAMILIES,
-)
+FAMILIES = hf_vit.FAMILIES + hf_towers.FAMILIES  # the first that fits counts
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow
-
-
-def recognise(names: Iterable[str]) -> bool:
-  """Return whether arrays of these names are a model of transformers."""
-  return family.recognise(FAMILIES, names)
+recognise = functools.partial(family.recognise, FAMILIES)
 
 
 def read(
-  arrays: FlatParams,
-  config: Mapping[str, Any] | None = None,
-  *,
-  image_size: Size | None = None,
-  **options: Any,
+  arrays: FlatParams, config: Config | None = None, **options: Any
 ) -> Weights:
   """Return Weights of {name: array} and config.json; see `formats.read`.
 
@@ -45,14 +35,8 @@ def read(
   config = dict(config or {})
   name = config.get('model_type', '')
   config |= config.get('vision_config') or {}
-  weights = family.read(
-    FAMILIES,
-    arrays,
-    config,
-    name=name,
-    image_size=image_size or config.get('image_size'),
-    **options,
-  )
+  options = {'name': name, 'image_size': config.get('image_size')} | options
+  weights = family.read(FAMILIES, arrays, config, **options)
   labels = config.get('id2label') or {}
   count = weights.model.num_classes or 0
   class_names = [labels.get(str(i), f'LABEL_{i}') for i in range(count)]
@@ -122,22 +106,14 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
 
 
 def _texts(weights, config):
-  return {
-    'config.json': config | _labels(weights),
-    'preprocessor_config.json': _make_preprocessor_config(weights),
-  }
-
-
-def _labels(weights):
-  """Return what config.json says about the outputs."""
-  config, classes = {}, weights.model.num_classes or 0
-  if classes:
+  if classes := weights.model.num_classes:
     names = weights.class_names or [f'LABEL_{i}' for i in range(classes)]
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
   if weights.activation == 'sigmoid':
     config['problem_type'] = 'multi_label_classification'
-  return config
+  use = _make_preprocessor_config(weights)
+  return {'config.json': config, 'preprocessor_config.json': use}
 
 
 def _make_preprocessor_config(weights):

@@ -12,15 +12,14 @@ from vit_jax.models.layers import Normalize, as_pair
 from vit_jax.types import Shape, Size, UserError
 from vit_jax.weights.bundle import Weights
 
-# timm's and Pillow's interpolations in our terms; only 'area' does not need
-# antialiasing.
+# timm's and Pillow's interpolations in our terms, and whether to antialias.
 _INTERPOLATIONS = {
-  'bilinear': {'interpolation': 'bilinear', 'antialias': True},
-  'bicubic': {'interpolation': 'bicubic', 'antialias': True},
-  'lanczos': {'interpolation': 'lanczos', 'antialias': True},
-  'nearest': {'interpolation': 'nearest'},
-  'box': {'interpolation': 'area'},
-  'random': {'interpolation': 'bilinear', 'antialias': True},  # in training
+  'bilinear': ('bilinear', True),
+  'bicubic': ('bicubic', True),
+  'lanczos': ('lanczos', True),
+  'nearest': ('nearest', False),
+  'box': ('area', False),
+  'random': ('bilinear', True),  # in training
 }
 # As in timm's pretrained_cfg.
 IMAGENET = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
@@ -56,11 +55,11 @@ def use(
   are as many means as other channels, their average is used.
   """
   height, width, channels = image_shape
-  method: Any = choose(_INTERPOLATIONS, interpolation, 'interpolation')
-  resize: Any = Resize(large, **method)
+  method, smooth = choose(_INTERPOLATIONS, interpolation, 'interpolation')
+  resize: Any = Resize(large, method, smooth)
   if isinstance(large, int):
     rounding: Any = 'down' if torchvision else 'nearest'
-    resize = ResizeSmall(large, **method, rounding=rounding)
+    resize = ResizeSmall(large, method, smooth, rounding)
   crop = CentralCrop((height, width), 'even' if torchvision else 'down')
 
   def scaled(values):

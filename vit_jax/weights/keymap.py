@@ -46,7 +46,6 @@ KINDS: dict[str, tuple[Any, Any]] = {
   'table': (_same, lambda x: x.reshape(1, -1, x.shape[-1])),
   'rows': (_same, lambda x: x.reshape(-1, x.shape[-1])),
   'relative': (_same, lambda x: x.reshape(-1, x.shape[-1])),  # BEiT's [., h]
-  'layers': (_same, _same),  # [L, ...]
   'layers1': (_same, _same),  # [., L, ...]
   'flat': (_same, np.ravel),
   # [out, in]. Our kernel may have several axes of outputs, [D, heads, head_dim]
@@ -147,7 +146,7 @@ class KeyMap:
         parts, paths = [array], paths[-1:]
       elif key.kind == 'relative':
         parts = np.split(array, [-3])
-      elif key.kind.startswith('layers'):
+      elif key.kind == 'layers1':
         parts = list(np.moveaxis(array, axis, 0))
         paths = [paths[0].replace('{i}', f'{i}') for i in range(len(parts))]
       else:
@@ -167,7 +166,7 @@ class KeyMap:
         unknown.append(path)
       else:
         name = key.theirs.format(**values)
-        i = values['i'] if key.kind.startswith('layers') else i
+        i = values['i'] if key.kind == 'layers1' else i
         parts.setdefault(name, {})[i] = KINDS[key.kind][1](array)
         kinds[name] = key.kind
     if unknown:
@@ -176,7 +175,7 @@ class KeyMap:
     for name, found in parts.items():
       arrays = [found[i] for i in sorted(found)]
       axis = _AXES.get(kinds[name], 0)
-      if kinds[name].startswith('layers'):
+      if kinds[name] == 'layers1':
         out[name] = np.stack(arrays, axis)
       else:
         out[name] = np.concatenate(arrays, axis) if arrays[1:] else arrays[0]

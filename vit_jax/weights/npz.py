@@ -25,21 +25,22 @@ and a head of zeros; AugReg's have a working head and no such layer.
 """
 
 import dataclasses
+import functools
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.data import transforms
 from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, family
 from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.family import Family
+from vit_jax.weights.family import Config, Family
 from vit_jax.weights.keymap import Key, KeyMap
 
 TABLE = 'Transformer/posembed_input/pos_embedding'
@@ -48,6 +49,11 @@ _POSITIONS = 'cls_pos_embedding|pos_embedding'
 # Stored as [1, 1, 1, C] by some, and as [C] by others.
 _GROUP_NORM = r'(.*/)?(gn([123]|_root|_proj)|norm-pre-head)/(scale|bias)'
 _IN_JSON = 'block.mlp', 'mlp.form'  # NAME.json has them
+
+
+def _mlp(theirs, ours):
+  rows = Key(f'{theirs}/Dense_0/{{p}}', f'{ours}/fc1/{{p}}')
+  return rows, Key(f'{theirs}/Dense_1/{{p}}', f'{ours}/fc2/{{p}}')
 
 
 def _layer(attention, norm, mlp):
@@ -60,8 +66,7 @@ def _layer(attention, norm, mlp):
       for n in ('query', 'key', 'value', 'out')  # and no norms
     ),
     Key(f'{layer}/LayerNorm_{norm}/{{p}}', 'block_{i}/norm2/{p}'),
-    Key(f'{layer}/MlpBlock_{mlp}/Dense_0/{{p}}', 'block_{i}/mlp/fc1/{p}'),
-    Key(f'{layer}/MlpBlock_{mlp}/Dense_1/{{p}}', 'block_{i}/mlp/fc2/{p}'),
+    *_mlp(f'{layer}/MlpBlock_{mlp}', 'block_{i}/mlp'),
   ]
 
 
@@ -90,15 +95,13 @@ _WITH_MAP = KeyMap(  # only read: published files have it with later names
   Key('MAPHead_0/probe', 'map_head/probe'),
   Key(f'{_MAP}/{{n}}/{{p}}', 'map_head/attn/{n}/{p}'),
   Key('MAPHead_0/LayerNorm_0/{p}', 'map_head/norm/{p}'),
-  Key('MAPHead_0/MlpBlock_0/Dense_0/{p}', 'map_head/mlp/fc1/{p}'),
-  Key('MAPHead_0/MlpBlock_0/Dense_1/{p}', 'map_head/mlp/fc2/{p}'),
+  *_mlp('MAPHead_0/MlpBlock_0', 'map_head/mlp'),
 )
 _MIXER = KeyMap(
   Key('stem/{p}', 'embedding/{p}'),
   Key('MixerBlock_{i}/LayerNorm_0/{p}', 'block_{i}/norm1/{p}'),
   Key('MixerBlock_{i}/LayerNorm_1/{p}', 'block_{i}/norm2/{p}'),
-  Key('MixerBlock_{i}/{n}_mixing/Dense_0/{p}', 'block_{i}/{n}_mixing/fc1/{p}'),
-  Key('MixerBlock_{i}/{n}_mixing/Dense_1/{p}', 'block_{i}/{n}_mixing/fc2/{p}'),
+  *_mlp('MixerBlock_{i}/{n}_mixing', 'block_{i}/{n}_mixing'),
   Key('pre_head_layer_norm/{p}', 'norm/{p}'),
   Key('head/{p}', 'head/{p}'),
 )
@@ -148,7 +151,7 @@ def _configure(config, arrays):
     return {}
   is_old = f'{_LAYER}_0/MlpBlock_3/Dense_0/kernel' in arrays
   is_hybrid = 'conv_root/kernel' in arrays
-  return {'posemb': 'learned' if is_old or is_hybrid else 'sincos2d'}
+  return {'posemb': Learned() if is_old or is_hybrid else SinCos2d()}
 
 
 def _family(anchor, keys, **changes):
@@ -179,15 +182,11 @@ _BIG_VISION = (
   _family('conv_root/.*', _KEYS),
 )
 FAMILIES = _PAPER + _BIG_VISION  # the first that fits counts
-
-
-def recognise(names: Iterable[str]) -> bool:
-  """Return whether arrays of these names are a file of this format."""
-  return family.recognise(FAMILIES, names)
+recognise = functools.partial(family.recognise, FAMILIES)
 
 
 def read(
-  arrays: FlatParams, config: Mapping[str, Any] | None = None, **options: Any
+  arrays: FlatParams, config: Config | None = None, **options: Any
 ) -> Weights:
   """Return Weights of {name: array}; see `formats.read`. There is no config."""
   del config

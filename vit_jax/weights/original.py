@@ -5,22 +5,24 @@ of CLIP by OpenAI and OpenCLIP. They have no config but, perhaps,
 open_clip_config.json: names of arrays say what they are. They are only read.
 
 Arrays of CLIP do not show which GELU there is. open_clip_config.json says it;
-without it CLIP has OpenAI's, and mlp='gelu' is that of LAION and DataComp.
+without it CLIP has OpenAI's. CLIPs of LAION and DataComp have Gelu('exact').
 Heads have 64 dimensions in widths up to 1024, and there are 16 in larger ones.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from vit_jax.models.layers import Gelu
+from vit_jax.models.pooling import ClassToken
 from vit_jax.models.rotary import RotaryDino
 from vit_jax.types import FlatParams
 from vit_jax.weights import family, image_configs, timm
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_vit
-from vit_jax.weights.family import Family
+from vit_jax.weights.family import Config, Family
 from vit_jax.weights.keymap import Key, KeyMap, attention, conv, linear, norm
 
 _MLP = 'blocks.{i}.mlp'
@@ -49,7 +51,7 @@ _DINOV2 = Family(
   'original',
   'mask_token',
   _DINO_KEYS,
-  fields={'mlp': 'gelu', 'pooling': 'token'},
+  fields={'block.mlp': Gelu('exact'), 'pooling': ClassToken()},
   heads=timm_vit.HEADS | {1280: 20, 1536: 24, 4096: 32},
   unused='mask_token',
   rows=(('cls',),),
@@ -59,7 +61,7 @@ _DINOV2 = Family(
 _DINOV3 = dataclasses.replace(
   _DINOV2,
   anchor='storage_tokens',
-  fields={**_DINOV2.fields, 'norm_eps': 1e-5, 'posemb': RotaryDino()},
+  fields={**_DINOV2.fields, 'block.norm_eps': 1e-5, 'posemb': RotaryDino()},
   unused=r'mask_token|.*(bias_mask|periods)|local_cls_norm\..*',
   prepare=_without_key_bias,
 )
@@ -81,14 +83,14 @@ _CLIP_KEYS = KeyMap(
 
 def _clip_fields(config, arrays):
   is_quick = config.get('quick_gelu', not config)
-  return {'mlp': 'quick_gelu' if is_quick else 'gelu'}
+  return {'block.mlp': Gelu('quick' if is_quick else 'exact')}
 
 
 _CLIP = Family(
   'original',
   r'ln_post\.weight',
   _CLIP_KEYS,
-  fields={'norm_eps': 1e-5},
+  fields={'block.norm_eps': 1e-5},
   configure=_clip_fields,
   heads=timm_vit.HEADS,
   rows=(('cls',),),
@@ -114,9 +116,7 @@ def recognise(names: Iterable[str]) -> bool:
 
 
 def read(
-  arrays: FlatParams,
-  config: Mapping[str, Any] | None = None,
-  **options: Any,
+  arrays: FlatParams, config: Config | None = None, **options: Any
 ) -> Weights:
   """Return Weights of {name: array}; see `formats.read`.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.models import resample
+from vit_jax.models.pooling import Pooling
 from vit_jax.models.posemb import PositionEmbedding
 from vit_jax.models.resample import Method
 from vit_jax.types import (
@@ -58,9 +59,9 @@ class InitFrom:
     patch_resize: method that resizes patch kernels; None: they must fit.
     adapt_channels: whether images may have another number of channels. Kernels
       are summed to one channel, or repeated and scaled to more (as timm).
-    pooling: of the model of the weights, where a run uses that model: 'gap',
-      the mean over patches, or 'token', the class token. Masked patch
-      prediction does not pool. None: as the weights say.
+    pooling: another pooling of the model of the weights, where a run uses that
+      model, such as Mean(). Masked patch prediction does not pool. The weights
+      say which tokens there are. None: as the weights say.
   """
 
   path: PathLike
@@ -74,7 +75,7 @@ class InitFrom:
   posemb_resize: Method | None = None
   patch_resize: Method | None = None
   adapt_channels: bool = False
-  pooling: Literal['gap', 'token'] | None = None
+  pooling: Pooling | None = None
 
 
 def read(init_from: InitFrom, *, values: bool = True) -> Weights:
@@ -90,14 +91,16 @@ def read(init_from: InitFrom, *, values: bool = True) -> Weights:
   )
   if init_from.pooling is None:
     return weights
-  old = getattr(weights.model, 'pooling', None)
-  if old and init_from.pooling == 'token' and not old.class_token:
+  fields: dict[str, Any] = {'pooling': init_from.pooling}
+  if old := getattr(weights.model, 'pooling', None):
+    for name in ('class_token', 'num_registers'):
+      fields[f'pooling.{name}'] = getattr(old, name)
+  model = bundle.replace(weights.model, **fields)
+  if old and model.pooling.class_token > old.class_token:
     raise UserError(
-      "init_from.pooling='token': the weights have no class token. Use "
-      'init_from.pooling=gap, the mean over patches.'
+      f'init_from.pooling={init_from.pooling}: the weights have no class token.'
+      ' Use vit_jax.models.pooling.Mean, the mean over patches.'
     )
-  kept = {x: getattr(old, x) for x in ('class_token', 'num_registers') if old}
-  model = bundle.replace(weights.model, pooling=init_from.pooling, **kept)
   return dataclasses.replace(weights, model=model)
 
 

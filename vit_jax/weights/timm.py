@@ -10,33 +10,23 @@ read.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
 from typing import Any
 
 from vit_jax.models.layers import as_pair
-from vit_jax.types import FlatParams, Shape, Size
+from vit_jax.types import FlatParams, Shape
 from vit_jax.weights import family, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit
+from vit_jax.weights.family import Config
 
-FAMILIES = (  # the first that fits counts
-  *timm_vit.FAMILIES,
-  *timm_eva.FAMILIES,
-  *timm_cnn.FAMILIES,
-)
-
-
-def recognise(names: Iterable[str]) -> bool:
-  """Return whether arrays of these names are a timm model."""
-  return family.recognise(FAMILIES, names)
+# The first that fits counts.
+FAMILIES = timm_vit.FAMILIES + timm_eva.FAMILIES + timm_cnn.FAMILIES
+recognise = functools.partial(family.recognise, FAMILIES)
 
 
 def read(
-  arrays: FlatParams,
-  config: Mapping[str, Any] | None = None,
-  *,
-  image_size: Size | None = None,
-  **options: Any,
+  arrays: FlatParams, config: Config | None = None, **options: Any
 ) -> Weights:
   """Return Weights of {name: array} and config.json; see `formats.read`."""
   config = config or {}
@@ -47,17 +37,11 @@ def read(
     for name, value in (level or {}).items()
     if value is not None
   }
-  if image_size is None:  # input_size is of channels, height, width
-    image_size = config.get('img_size') or config.get('input_size', ())[-2:]
+  # input_size is of channels, height, width.
+  size = config.get('img_size') or config.get('input_size', ())[-2:] or None
   name = config.get('architecture', '')
-  weights = family.read(
-    FAMILIES,
-    arrays,
-    config,
-    name=name,
-    image_size=image_size or None,
-    **options,
-  )
+  options = {'name': name, 'image_size': size} | options
+  weights = family.read(FAMILIES, arrays, config, **options)
   use = image_use(config, weights.image_shape, weights.notes) if config else {}
   return dataclasses.replace(
     weights,
@@ -69,7 +53,7 @@ def read(
 
 
 def image_use(
-  config: Mapping[str, Any], image_shape: Shape, notes: list[str]
+  config: Config, image_shape: Shape, notes: list[str]
 ) -> dict[str, Any]:
   """Return arguments of Weights for timm's evaluation of images.
 

@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from vit_jax.models.layers import SwiGlu
-from vit_jax.models.pooling import Map
+from vit_jax.models.layers import Gelu, SwiGlu
+from vit_jax.models.pooling import ClassToken, Map
 from vit_jax.models.rotary import RotaryDino
 from vit_jax.types import UserError
 from vit_jax.weights.architecture import PLAIN
@@ -93,10 +93,8 @@ def _write_dinov2(weights):
   names = f'dinov2{name}', f'Dinov2{kind}Model'
   arrays, config = hf_vit.write(weights, keys, *names)
   arrays['embeddings.mask_token'] = np.zeros((1, width), np.float32)
-  return arrays, config | {
-    'use_swiglu_ffn': is_gated,
-    'num_register_tokens': count,
-  }
+  config |= {'use_swiglu_ffn': is_gated, 'num_register_tokens': count}
+  return arrays, config
 
 
 def _write_dinov3(weights):
@@ -106,10 +104,9 @@ def _write_dinov3(weights):
   arrays['embeddings.mask_token'] = np.zeros((1, 1, model.width), np.float32)
   biases = {x: x for x in ('query', 'key', 'value', 'mlp')} | {'out': 'proj'}
   config |= {f'{x}_bias': k in block.biases for k, x in biases.items()}
-  return arrays, config | {
-    'num_register_tokens': model.pooling.num_registers,
-    'use_gated_mlp': isinstance(block.mlp, SwiGlu),
-  }
+  config['num_register_tokens'] = model.pooling.num_registers
+  config['use_gated_mlp'] = isinstance(block.mlp, SwiGlu)
+  return arrays, config
 
 
 def _write_tower(keys, name, weights):
@@ -130,10 +127,20 @@ def _unfold(arrays, config):
   return arrays | {name: kernel}
 
 
-_SCALED = PLAIN | {'mlp': 'gelu', 'pooling': 'token', 'layerscale_init': 1.0}
-_ROTARY = {'posemb': RotaryDino(), 'norm_eps': 1e-5}
-_QUICK = {'mlp': 'quick_gelu', 'norm_eps': 1e-5, 'pooling': 'token'}
-_PRE = {'embedding_bias': False, 'embedding_norm': 'tokens', 'head_bias': False}
+_SCALED = PLAIN | {
+  'block.mlp': Gelu('exact'),
+  'block.layerscale_init': 1.0,
+  'pooling': ClassToken(),
+}
+_ROTARY = {'posemb': RotaryDino(), 'block.norm_eps': 1e-5}
+_CLIP_FIELDS = PLAIN | {
+  'block.mlp': Gelu('quick'),
+  'block.norm_eps': 1e-5,
+  'pooling': ClassToken(),
+  'embedding.bias': False,
+  'embedding.norm': 'tokens',
+  'head.bias': False,
+}
 _DINOV2_FAMILY = family(
   '(dinov2)?',
   r'encoder\.layer\.0\.layer_scale1\.lambda1',
@@ -146,7 +153,7 @@ _SIGLIP_FAMILY = family(
   '(siglip(_vision_model)?)?',
   r'encoder\.layers\.0\.self_attn\.q_proj\.weight',
   _SIGLIP,
-  PLAIN | {'mlp': 'gelu_tanh'},
+  PLAIN | {'block.mlp': Gelu()},
   write=partial(_write_tower, _SIGLIP, 'Siglip'),
 )
 FAMILIES = (
@@ -154,7 +161,7 @@ FAMILIES = (
     '(dinov3_vit)?',
     r'layer\.0\.attention\.q_proj\.weight',
     _DINOV3,
-    {k: x for k, x in _SCALED.items() if k != 'biases'} | _ROTARY,
+    {k: x for k, x in _SCALED.items() if k != 'block.biases'} | _ROTARY,
     args={'rope_theta': (100.0,)},
     write=_write_dinov3,
   ),
@@ -169,7 +176,7 @@ FAMILIES = (
     '((clip|metaclip_2)(_vision_model)?)?',
     r'pre_layrnorm\.weight',
     _CLIP,
-    PLAIN | _QUICK | _PRE,
+    _CLIP_FIELDS,
     write=partial(_write_tower, _CLIP, 'CLIP'),
   ),
   dataclasses.replace(
@@ -183,7 +190,7 @@ FAMILIES = (
     '(aimv2(_vision_model)?)?',
     r'encoder\.layers\.0\.ffn\.gate_proj\.weight',
     _AIMV2,
-    {'embedding_norm': 'patches', 'norm_eps': 1e-5},
+    {'embedding.norm': 'patches', 'block.norm_eps': 1e-5},
     heads={1024: 8},
     args={'is_native': (False,)},
     unused=UNUSED + r'|(vision_model\.)?head\..*|visual_projection\..*',

@@ -9,6 +9,8 @@ LayerNorms with an epsilon of 1e-12.
 import functools
 from typing import Any
 
+from vit_jax.models.layers import Gelu, SwiGlu
+from vit_jax.models.pooling import Mean
 from vit_jax.models.posemb import RelativeBias
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, image_configs
@@ -17,18 +19,12 @@ from vit_jax.weights.bundle import Weights
 from vit_jax.weights.family import Config, Family
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
-_ACTS = {  # hidden_act: mlp
-  'gelu': 'gelu',
-  'gelu_new': 'gelu_tanh',
-  'gelu_pytorch_tanh': 'gelu_tanh',
-  'quick_gelu': 'quick_gelu',
-  'silu': 'swiglu',
-}
-_FORMS = {
-  'tanh': 'gelu_pytorch_tanh',
-  'exact': 'gelu',
-  'quick': 'quick_gelu',
-  'silu': 'silu',
+_ACTS: dict[str, Gelu | SwiGlu] = {  # hidden_act: block.mlp
+  'gelu': Gelu('exact'),
+  'gelu_new': Gelu(),
+  'gelu_pytorch_tanh': Gelu(),  # the name that is written
+  'quick_gelu': Gelu('quick'),
+  'silu': SwiGlu(),
 }
 
 
@@ -83,32 +79,12 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   """Return the fields that most configs of transformers have."""
   found = {
     'num_heads': config.get('num_attention_heads'),
-    'norm_eps': config.get('layer_norm_eps', config.get('rms_norm_eps')),
+    'block.norm_eps': config.get('layer_norm_eps', config.get('rms_norm_eps')),
   }
   if 'hidden_act' in config:
-    found['mlp'] = image_configs.choose(
-      _ACTS, config['hidden_act'], 'hidden_act'
-    )
+    name = config['hidden_act']
+    found['block.mlp'] = image_configs.choose(_ACTS, name, 'hidden_act')
   return {name: value for name, value in found.items() if value is not None}
-
-
-def describe(weights: Weights) -> dict[str, Any]:
-  """Return the fields of config.json that most models have."""
-  model, (height, width, channels) = weights.model, weights.image_shape
-  return {
-    'hidden_size': model.width,
-    'num_hidden_layers': model.depth,
-    'num_attention_heads': model.num_heads,
-    'intermediate_size': model.mlp_dim,
-    'hidden_act': _FORMS[getattr(model.block.mlp, 'form', 'silu')],
-    'layer_norm_eps': model.block.norm_eps,
-    'image_size': _one_or_two(height, width),
-    'patch_size': _one_or_two(*model.embedding.patch_size),
-    'num_channels': channels,
-    'qkv_bias': True,
-    'hidden_dropout_prob': 0.0,
-    'attention_probs_dropout_prob': 0.0,
-  }
 
 
 def _one_or_two(height, width):
@@ -136,8 +112,24 @@ def write(
   arrays = {
     k if k.startswith(heads) else prefix + k: x for k, x in arrays.items()
   }
-  config = {'architectures': [kind], 'model_type': name}
-  return arrays, config | describe(weights)
+  model, (height, width, channels) = weights.model, weights.image_shape
+  acts = {mlp: name for name, mlp in _ACTS.items()}
+  return arrays, {
+    'architectures': [kind],
+    'model_type': name,
+    'hidden_size': model.width,
+    'num_hidden_layers': model.depth,
+    'num_attention_heads': model.num_heads,
+    'intermediate_size': model.mlp_dim,
+    'hidden_act': acts.get(model.block.mlp),
+    'layer_norm_eps': model.block.norm_eps,
+    'image_size': _one_or_two(height, width),
+    'patch_size': _one_or_two(*model.embedding.patch_size),
+    'num_channels': channels,
+    'qkv_bias': True,
+    'hidden_dropout_prob': 0.0,
+    'attention_probs_dropout_prob': 0.0,
+  }
 
 
 def _write_vit(weights):
@@ -167,7 +159,7 @@ def _write_ijepa(weights):
 def _configure_beit(config, arrays):
   found = configure(config, arrays)
   if 'pooler.layernorm.weight' in arrays:
-    found |= {'pooling': 'gap', 'final_norm': 'after'}
+    found |= {'pooling': Mean(norm='after')}
   return found
 
 
@@ -193,7 +185,8 @@ family = functools.partial(  # (pattern, anchor, keys, write=..., ...)
   posemb_resize='bicubic',
 )
 _ANCHOR = r'(encoder\.layer|layers)\.0\.layernorm_before\.weight'
-_PLAIN = PLAIN | {'mlp': 'gelu', 'norm_eps': 1e-12}
+_OWN = {'block.mlp': Gelu('exact'), 'block.norm_eps': 1e-12}
+_PLAIN = PLAIN | _OWN
 FAMILIES = (
   family(
     '(vit)?',
@@ -212,7 +205,7 @@ FAMILIES = (
     'beit|data2vec-vision',
     _ANCHOR,
     _BEIT,
-    {'mlp': 'gelu', 'norm_eps': 1e-12, 'posemb': RelativeBias()},
+    _OWN | {'posemb': RelativeBias()},
     configure=_configure_beit,
     args={'use_absolute_position_embeddings': (False,)},
     prepare=_share,

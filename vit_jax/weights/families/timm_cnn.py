@@ -3,6 +3,7 @@
 timm itself reads the others' npz.
 """
 
+from vit_jax.models.layers import Gelu
 from vit_jax.weights.family import Family
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
@@ -35,7 +36,7 @@ FAMILIES = (
       *norm('norm', 'norm'),
       *linear('head', 'head'),
     ),
-    fields={'mlp': 'gelu'},
+    fields={'mlp': Gelu('exact')},
   ),
   Family(
     '(resnetv2_.*_bit)?',

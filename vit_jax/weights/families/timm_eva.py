@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 from vit_jax.models import rotary
-from vit_jax.models.layers import SwiGlu, as_pair
+from vit_jax.models.layers import Gelu, SwiGlu, as_pair
 from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import Learned, RelativeBias
 from vit_jax.types import UserError
@@ -55,6 +55,7 @@ _ARGS: dict[str, dict[str, Any]] = {
   r'vit_pe_\w+': _PE_CLS | {'ref_feat_shape': 32},
   r'beit(v2)?_\w+': {'use_rel_pos_bias': True, 'posemb_resize': 'geometric'},
 }
+_FIELDS = {'block.mlp': Gelu('exact'), 'block.norm': 'layer', 'head.bias': True}
 _ROTARY = {
   'cat': rotary.RotaryAxial,
   'dinov3': rotary.RotaryDino,
@@ -65,9 +66,9 @@ _ROTARY = {
 def _configure(defaults, config, arrays):
   args = {**defaults, **config}
   found = timm_vit.configure(args, arrays)
-  found['norm_eps'] = args.get('norm_eps', 1e-6)
-  found['embedding_bias'] = 'norm_pre.weight' not in arrays
-  if found['pooling'] == 'map':
+  found['block.norm_eps'] = args.get('norm_eps', 1e-6)
+  found['embedding.bias'] = 'norm_pre.weight' not in arrays
+  if isinstance(found['pooling'], Map):
     heads = args.get('attn_pool_num_heads')
     hidden = len(arrays['attn_pool.mlp.fc1.weight'])
     found['pooling'] = Map(num_heads=heads, mlp_dim=hidden, all_tokens=True)
@@ -154,7 +155,7 @@ FAMILIES = tuple(
     pattern,
     r'blocks\.0\.attn\.(qkv|q_proj)\.weight',
     KeyMap(*args.get('mlp_keys', timm_vit.SPLIT), *_ROWS),
-    fields={'mlp': 'gelu', 'norm': 'layer', 'head_bias': True},
+    fields=_FIELDS,
     configure=functools.partial(_configure, args),
     heads=timm_vit.HEADS | {1280: 20, 1536: 24, 4096: 32},
     unused=r'.*\.relative_position_index',

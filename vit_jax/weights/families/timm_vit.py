@@ -9,12 +9,13 @@ has an architecture that implies them.
 
 import dataclasses
 import math
+import types
 from typing import Any
 
 import numpy as np
 
 from vit_jax.models.layers import Gelu, SwiGlu
-from vit_jax.models.pooling import Map, Mean
+from vit_jax.models.pooling import ClassToken, DistillationToken, Map, Mean
 from vit_jax.types import FlatParams
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
@@ -77,11 +78,13 @@ ARGS = {
   'norm_layer': (None, 'layernorm', 'rmsnorm'),
   'dynamic_img_pad': (False, None),
 }
-_ACTS = {x: x for x in ('gelu', 'gelu_tanh', 'quick_gelu')}
-_ACT_LAYERS = {Gelu('tanh'): 'gelu_tanh', Gelu('quick'): 'quick_gelu'}
-_PRE_NORM = {'embedding_norm': 'tokens', 'embedding_bias': False}
-_CLIP = _PRE_NORM | {'norm_eps': 1e-5}
-_POOLING = {'token': 'token', 'avg': 'gap', 'map': 'map'}
+_EXACT, _TANH, _QUICK = Gelu('exact'), Gelu('tanh'), Gelu('quick')
+_ACTS = {'gelu': _EXACT, 'gelu_tanh': _TANH, 'quick_gelu': _QUICK}
+_PRE_NORM = {'embedding.norm': 'tokens', 'embedding.bias': False}
+_NO_PRE_NORM = {'embedding.norm': None, 'embedding.bias': True}
+_CLIP = _PRE_NORM | {'block.norm_eps': 1e-5}
+_POOLING: Config = {'token': ClassToken(), 'avg': Mean(), 'map': Map()}
+_NO_NORM: Config = {'pooling.norm': None}
 # Width: architecture under which ViTs are written; model_args make it theirs.
 _ARCHITECTURES = {
   192: 'vit_tiny_patch16_224',
@@ -102,28 +105,28 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   """Return fields of a ViT that config.json has, or names of arrays imply."""
   found = {k: config[k] for k in ('num_heads',) if k in config}
   if 'act_layer' in config:
-    found['mlp'] = image_configs.choose(_ACTS, config['act_layer'], 'act_layer')
+    name = config['act_layer']
+    found['block.mlp'] = image_configs.choose(_ACTS, name, 'act_layer')
   has_fc_norm = 'fc_norm.weight' in arrays
   is_token = 'cls_token' in arrays and not has_fc_norm
   name = config.get('global_pool') or ('token' if is_token else 'avg')
   pooling = image_configs.choose(_POOLING, name, 'global_pool')
   if 'attn_pool.latent' in arrays:
-    pooling = 'map'
+    pooling = Map()
   elif 'dist_token' in arrays:
-    pooling = 'distilled'
+    pooling = DistillationToken()
   found['pooling'] = pooling
   if config.get('norm_layer'):
-    found['norm_eps'] = 1e-6
+    found['block.norm_eps'] = 1e-6
   if 'pre_norm' in config:
-    found |= {'embedding_norm': None, 'embedding_bias': True}
-    found |= _PRE_NORM if config['pre_norm'] else {}
+    found |= _PRE_NORM if config['pre_norm'] else _NO_PRE_NORM
   if 'final_norm' in config:
-    found['final_norm'] = 'before' if config['final_norm'] else None
-  if has_fc_norm and pooling == 'gap':
+    found['pooling.norm'] = 'before' if config['final_norm'] else None
+  if has_fc_norm and isinstance(pooling, Mean):
     # For a single token, the norm before and after pooling are the same.
-    found['final_norm'] = 'after'
+    found['pooling.norm'] = 'after'
   if config.get('pos_embed') in ('none', '') and 'pos_embed' not in arrays:
-    found['posemb'] = 'none'
+    found['posemb'] = None
   return found
 
 
@@ -136,7 +139,7 @@ def ratio(hidden: int, width: int) -> float:
 def sizes(weights: Weights) -> dict[str, Any]:
   """Return the model_args that all classes of ViTs have."""
   model, patch = weights.model, weights.model.embedding.patch_size
-  pools = {Mean: 'avg', Map: 'map'}
+  pools = {type(pooling): name for name, pooling in _POOLING.items()}
   return {
     'img_size': list(weights.image_shape[:2]),
     'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
@@ -186,8 +189,8 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
       args[name] = value
   if block.layerscale_init is not None:
     args['init_values'] = block.layerscale_init
-  if block.mlp in _ACT_LAYERS:
-    args['act_layer'] = _ACT_LAYERS[block.mlp]
+  if block.mlp in (_TANH, _QUICK):
+    args['act_layer'] = 'gelu_tanh' if block.mlp == _TANH else 'quick_gelu'
   if how[:2] == ('rms', 1e-6):
     args['norm_layer'] = 'rmsnorm'
   if model.posemb is None and not distilled:
@@ -217,12 +220,7 @@ VIT = Family(
   r'eva_large_patch14_\d+|deit3?_.*)?',
   r'blocks\.0\.attn\.qkv\.weight',
   _KEYS,
-  fields={
-    'mlp': 'gelu',
-    'embedding_bias': True,
-    'embedding_norm': None,
-    'final_norm': 'before',
-  },
+  fields={'block.mlp': _EXACT, 'pooling.norm': 'before', **_NO_PRE_NORM},
   configure=configure,
   heads=HEADS,
   args=ARGS,
@@ -233,60 +231,58 @@ VIT = Family(
 )
 
 
-def like(
-  pattern: str, *, fields: Config | None = None, **changes: Any
+def _like(
+  pattern: str, fields: Config = types.MappingProxyType({}), **changes: Any
 ) -> Family:
   """Return VIT for other architectures, which is only read."""
-  fields = {**VIT.fields, **(fields or {})}
+  fields = {**VIT.fields, **fields}
   return dataclasses.replace(
     VIT, pattern=pattern, write=None, fields=fields, **changes
   )
 
 
-def _with(pattern, **fields):
-  return like(pattern, fields=fields)
-
-
 FAMILIES = (
-  _with(
+  _like(
     'vit_(so400m|giantopt)_patch16_siglip_.*|vit_base_patch32_siglip_.*|'
     'vit_large_patch16_siglip_(gap_)?512',
-    mlp='gelu_tanh',
+    {'block.mlp': _TANH},
   ),
-  _with('vit_base_patch16_gap_224', num_heads=16),
-  _with('test_vit2?', num_heads=2),
-  _with('test_vit4', num_heads=3),
-  _with(r'vit_[a-z]+_patch\d+(_plus)?_clip_\d+', **_CLIP),
-  _with(r'vit_[a-z]+_patch\d+_clip_quickgelu_\d+', **_CLIP, mlp='quick_gelu'),
-  like(
+  _like('vit_base_patch16_gap_224', {'num_heads': 16}),
+  _like('test_vit2?', {'num_heads': 2}),
+  _like('test_vit4', {'num_heads': 3}),
+  _like(r'vit_[a-z]+_patch\d+(_plus)?_clip_\d+', _CLIP),
+  _like(
+    r'vit_[a-z]+_patch\d+_clip_quickgelu_\d+', _CLIP | {'block.mlp': _QUICK}
+  ),
+  _like(
     r'vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)',
     keys=_PACKED,
     heads={1536: 24},
   ),
-  like(
+  _like(
     'aimv2_.*',
+    {'block.norm_eps': 1e-5, 'embedding.norm': 'patches'},
     keys=_SPLIT,
-    fields={'norm_eps': 1e-5, 'embedding_norm': 'patches'},
     heads={1024: 8, 1536: 12, 2048: 16, 3072: 24},
   ),
-  _with('beit3_.*', norm_eps=1e-5),
-  _with('vit_intern300m_.*', final_norm=None),
-  like(  # whose authors align the corners, too
+  _like('beit3_.*', {'block.norm_eps': 1e-5}),
+  _like('vit_intern300m_.*', _NO_NORM),
+  _like(  # whose authors align the corners, too
     'vit_(base|huge)_patch16_radio_v3',
-    fields={'final_norm': None},
+    _NO_NORM,
     posemb_resize='paper_square',
   ),
-  like(
+  _like(
     r'vit_[a-z0-9]+_patch16_radio_v\d',
-    fields={'final_norm': None},
+    _NO_NORM,
     heads=HEADS | {1536: 24},
     posemb_resize='bilinear_square',
   ),
-  like('flexivit_.*', posemb_resize='bilinear'),
+  _like('flexivit_.*', posemb_resize='bilinear'),
   dataclasses.replace(
     VIT, anchor='dist_token', keys=_DISTILLED, rows=(('cls', 'dist'),)
   ),
-  like(
+  _like(
     '(vit_[a-z]+_(r[0-9]*_s|resnet).*)?',
     anchor=r'patch_embed\.backbone\.(stem\.)?conv\.weight',
     keys=KeyMap(
