@@ -2,12 +2,9 @@
 
 They keep the size of the image, and come after the crop and the flip of
 transforms.py. Operations and their strengths have the same distribution as in
-the implementation that is named, but are drawn from `rng`.
-
-The operations are Pillow's, as in timm and torchvision, except for the hue, on
-images of mode 'RGB' or 'L'. A policy lists the `names` of its operations, and
-`apply` applies one. `fill` is the level, or one for each channel, of pixels
-from outside of the image.
+the named implementation. The operations are Pillow's, except for the hue, on
+images of mode 'RGB' or 'L'. `fill` is the level, or one for each channel, of
+pixels from outside of the image.
 """
 
 import dataclasses
@@ -18,6 +15,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.random import Generator
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vit_jax.data import images
@@ -35,9 +33,6 @@ Level = Annotated[int, Expect(lambda n: 0 <= n <= 255, 'in [0, 255]')]
 Fill = Level | tuple[Level, Level, Level]
 _Kernel = Literal['random', 'nearest', 'bilinear', 'bicubic']
 _Picture = Image.Image
-
-
-# Operations.
 
 
 def _enhance(picture, factor, kind):
@@ -111,9 +106,6 @@ def levels(fill: Fill, channels: int) -> tuple[int, ...]:
   return tuple(fill)
 
 
-# Policies.
-
-
 def _sign(rng):
   return 1 if rng.random() < 0.5 else -1
 
@@ -126,10 +118,9 @@ def _around_1(width, least):
   return lambda strength, rng: max(1 + _sign(rng) * width * strength, least)
 
 
-# Arguments of operations, as functions of the strength and of `rng` for random
-# signs. A strength of 1 is magnitude 10, or the strongest bin of
-# TrivialAugment.
-_Arguments = dict[str, Callable[[float, np.random.Generator], Any]]
+# Arguments of operations, as functions of the strength (1: magnitude 10, or the
+# strongest bin of TrivialAugment) and of `rng` for random signs.
+_Arguments = dict[str, Callable[[float, Generator], Any]]
 _SHEAR = ('ShearX', 'ShearY')
 _TRANSLATE = ('TranslateX', 'TranslateY')
 _WITHOUT: _Arguments = dict.fromkeys(
@@ -175,9 +166,7 @@ _BINS = 31  # strengths of TrivialAugment
 class _OfPictures:
   """A transform that is computed on Pillow images, by `_change`."""
 
-  def __call__(
-    self: Any, image: np.ndarray, rng: np.random.Generator
-  ) -> np.ndarray:
+  def __call__(self: Any, image: np.ndarray, rng: Generator) -> np.ndarray:
     return images.by_pillow(lambda picture: self._change(picture, rng), image)
 
 
@@ -185,17 +174,13 @@ class _OfPictures:
 class RandAugment(_OfPictures):
   """RandAugment as in big_vision and the code of AugReg.
 
-  Each layer applies one of 16 operations, always. Not all are stronger at
-  larger magnitudes: Posterize keeps 4 bits at 10, and all 8 at 20; Solarize
-  changes nothing from 10 up, Color, Contrast, Brightness and Sharpness at 5.
-
-  Shears leave the upper left corner of the image in place, in big_vision the
-  centre of the first pixel.
+  Each layer applies one of 16 operations. Not all are stronger at larger
+  magnitudes: Posterize keeps 4 bits at 10, and all 8 at 20; Solarize changes
+  nothing from 10 up, Color, Contrast, Brightness and Sharpness at 5. Shears
+  leave the upper left corner in place, in big_vision the first pixel's centre.
 
   Attributes:
-    num_layers: number of operations applied to an image.
-    magnitude: of all operations. 10 is the top of the usual scale; AugReg has
-      15 and 20, too.
+    magnitude: 10 is the top of the usual scale; AugReg has 15 and 20, too.
     faults: reproduce two faults that published models were trained with.
       Contrast scales the distance from H * W / 256, at most 255, instead of
       the mean luma. The threshold of Solarize is taken modulo 256, so it
@@ -219,9 +204,7 @@ class RandAugment(_OfPictures):
       picture = self.apply(name, picture, rng)
     return picture
 
-  def apply(
-    self, name: str, picture: _Picture, rng: np.random.Generator
-  ) -> _Picture:
+  def apply(self, name: str, picture: _Picture, rng: Generator) -> _Picture:
     """Apply one of the operations in `names`, at this magnitude."""
     strength = self.magnitude / 10
     if name == 'Cutout':
@@ -255,8 +238,6 @@ class TimmRandAugment(_OfPictures):
       100 they are uniform between 0 and `magnitude`.
     increasing: larger magnitudes are stronger for all operations. If False,
       they are as in RandAugment.
-    num_layers: number of draws for an image.
-    probability: of applying an operation that was drawn.
     max_magnitude: magnitudes are clipped to 0 and this.
     interpolation: of Rotate, Shear and Translate; 'random' draws 'bilinear' or
       'bicubic' each time, as timm's training does by default.
@@ -273,11 +254,7 @@ class TimmRandAugment(_OfPictures):
   interpolation: _Kernel = 'random'
   fill: Fill = 128
 
-  names: ClassVar[tuple[str, ...]] = (
-    *_WITHOUT,
-    *('Rotate', 'Posterize', 'Solarize', 'SolarizeAdd'),
-    *(*ENHANCE, *_SHEAR, *_TRANSLATE),
-  )
+  names: ClassVar[tuple[str, ...]] = tuple(_TIMM)
 
   def _change(self, picture, rng):
     for _ in range(self.num_layers):
@@ -286,9 +263,7 @@ class TimmRandAugment(_OfPictures):
         picture = self.apply(name, picture, rng)
     return picture
 
-  def apply(
-    self, name: str, picture: _Picture, rng: np.random.Generator
-  ) -> _Picture:
+  def apply(self, name: str, picture: _Picture, rng: Generator) -> _Picture:
     """Apply one of the operations in `names`, at a random magnitude."""
     table = _INCREASING if self.increasing else _TIMM
     argument = table[name](self._magnitude(rng) / 10, rng)
@@ -323,9 +298,9 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
   """Return the RandAugment that timm has under a name.
 
   Args:
-    policy: such as 'rand-m9-mstd0.5-inc1' of DeiT: 'rand' and sections, see
-      `_SECTIONS`. Those that are left out have timm's defaults: magnitude 10,
-      without deviation, not increasing, two layers, each with probability 0.5.
+    policy: such as 'rand-m9-mstd0.5-inc1' of DeiT. Sections that are left out
+      have timm's defaults: magnitude 10, without deviation, not increasing, two
+      layers, each with probability 0.5.
     **fields: other fields of TimmRandAugment: `interpolation`, `fill`.
   """
   kind, *sections = policy.split('-')
@@ -346,10 +321,7 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
 
 @dataclasses.dataclass(frozen=True)
 class TrivialAugment(_OfPictures):
-  """TrivialAugment, "wide", as in torchvision.
-
-  One of 14 operations, at one of 31 equally spaced strengths.
-  """
+  """One of 14 operations at one of 31 strengths: "wide", as in torchvision."""
 
   fill: Fill = 0
 
@@ -364,11 +336,7 @@ class TrivialAugment(_OfPictures):
     return self.apply(name, picture, rng, strength)
 
   def apply(
-    self,
-    name: str,
-    picture: _Picture,
-    rng: np.random.Generator,
-    strength: float,
+    self, name: str, picture: _Picture, rng: Generator, strength: float
   ) -> _Picture:
     """Apply one of the operations in `names`, at a strength from 0 to 1."""
     if name == 'Identity':
@@ -403,8 +371,7 @@ class ColorJitter(_OfPictures):
   Attributes:
     brightness, contrast, saturation: x: the factor is uniform between
       max(0, 1 - x) and 1 + x.
-    hue: x: the hue is turned by a uniform fraction of the circle between -x
-      and x.
+    hue: x: it is turned by a uniform fraction of the circle from -x to x.
   """
 
   brightness: NonNegative = 0.3
@@ -436,8 +403,7 @@ class RandomErasing:
     probability: that an image is changed.
     area: bounds of the fraction of the image that is erased; uniform.
     ratio: bounds of the height / width of the box; log-uniform.
-    mean, std: of the noise, in levels, for each channel; the defaults are
-      ImageNet's.
+    mean, std: of the noise, in levels, for each channel; default: ImageNet's.
   """
 
   probability: Fraction = 0.25
@@ -446,7 +412,7 @@ class RandomErasing:
   mean: Fill = (124, 116, 104)
   std: Fill = (58, 57, 57)
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def __call__(self, image: np.ndarray, rng: Generator) -> np.ndarray:
     if rng.random() >= self.probability:
       return image
     height, width, channels = image.shape
@@ -457,14 +423,11 @@ class RandomErasing:
       h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
       if h < height and w < width:
         y, x = rng.integers(height - h + 1), rng.integers(width - w + 1)
-        mean, std = (
-          np.array(levels(x, channels), np.float32)
-          for x in (self.mean, self.std)
-        )
+        fills = [levels(x, channels) for x in (self.mean, self.std)]
+        mean, std = np.array(fills, np.float32)
         noise = rng.standard_normal((h, w, channels), np.float32)
+        noise = np.clip(np.rint(mean + std * noise), 0, 255)
         image = image.copy()
-        image[y : y + h, x : x + w] = np.clip(
-          np.rint(mean + std * noise), 0, 255
-        )
+        image[y : y + h, x : x + w] = noise
         break
     return image

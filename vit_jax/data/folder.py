@@ -32,14 +32,13 @@ class Folder:
   source[i] is {'image': the bytes of the file, 'label': int}.
 
   Args:
-    path: of the folder.
     split: name of a sub-folder, or a value of the column 'split'.
     csv: path of the CSV, relative to `path`. The paths in it are relative to
       the CSV. With a header, the columns can have any order. Labels are names,
       or ints that index `class_names`.
     class_names: names of the classes in the order of their labels.
     channels, exif: how images are decoded, see pipeline.py.
-    classes: whether folders are classes; without, all labels are 0.
+    classes: whether folders are classes; if False, all labels are 0.
   """
 
   def __init__(
@@ -55,16 +54,14 @@ class Folder:
   ) -> None:
     self.channels, self.exif = channels, exif
     root = epath.Path(path).expanduser()
-    if csv is not None:
-      self._base = (root / csv).parent
+    self._base = (root / csv).parent if csv else root / (split or '')
+    if csv:
       files, labels, names = _from_csv(root / csv, split, class_names)
+    elif classes:
+      files, labels, names = _from_folders(root, split, class_names)
     else:
-      self._base = root / (split or '')
-      if classes:
-        files, labels, names = _from_folders(root, split, class_names)
-      else:
-        files, names = _images(self._base, nested=False), None
-        labels = np.zeros(len(files), np.int32)
+      files, names = _images(self._base, nested=False), None
+      labels = np.zeros(len(files), np.int32)
     # Bytes of equal length: 1.3M paths take 50 MB, a list 130 MB.
     self._files = np.array([os.fsencode(file) for file in files])
     self._labels = labels
@@ -121,13 +118,10 @@ def _folders(path):
 
 
 def _images(base, nested=True):
-  """Return the sorted paths of the images, relative to the folder.
-
-  They are in class folders, or anywhere.
-  """
+  """Return the sorted paths of the images, relative to the folder."""
   files = image_files.walk(os.fspath(base))
-  found = [x for x in files if '/' in x or not nested]
-  found = sorted(x for x in found if image_files.is_image(x))
+  inside = (x for x in files if '/' in x or not nested)
+  found = sorted(filter(image_files.is_image, inside))
   others = len(files) - len(found)
   where = ' in class sub-folders' if nested else ''
   if not found:

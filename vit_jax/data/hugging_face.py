@@ -12,24 +12,23 @@ from vit_jax.types import PathLike, UserError
 # Readers of files that are named themselves, by ending.
 _BUILDERS = {'.parquet': 'parquet', '.tar': 'webdataset', '.arrow': 'arrow'}
 FILES = tuple(_BUILDERS)
+SAVED = ('dataset_dict.json', 'state.json')  # files of save_to_disk
 
 
 class HuggingFace:
   """A split of a data set that `datasets` reads; images stay encoded.
 
-  It is on the hub, or in a folder that `load_dataset` understands or that
-  `save_to_disk` has written, or in parquet or WebDataset files. `datasets`
-  copies it once to Arrow files in its cache, which have random access. Without
-  a network, set HF_HUB_OFFLINE=1 to read what has been prepared.
+  It is on the hub, in a folder of `load_dataset` or `save_to_disk`, or in
+  parquet or WebDataset files. Without a network, set HF_HUB_OFFLINE=1 to read
+  what has been prepared.
 
   source[i] is {'image': bytes, 'label': int or float [K]}.
 
   Args:
     name: 'beans', 'USER/NAME', a folder, or a glob of parquet or tar files:
       '/data/train-*.tar', whose only split is 'train'.
-    split: 'train', also with slices and sums as `datasets` reads them:
-      'train[:90%]', 'train+validation'. Slices are consecutive examples. Data
-      that `save_to_disk` has written has neither.
+    split: 'train', 'train[:90%]' (consecutive examples), 'train+validation'.
+      Data that `save_to_disk` has written has no slices and sums.
     config: of a data set that has several.
     image_key: column of the image; default: the only column of images.
     label_key: column of the label: a ClassLabel, ints, texts, or lists of K
@@ -120,8 +119,7 @@ def _load(name, split, config):
   """Return a datasets.Dataset."""
   import datasets
 
-  saved = ('state.json', 'dataset_dict.json')
-  if any(os.path.isfile(os.path.join(name, x)) for x in saved):
+  if any(os.path.isfile(os.path.join(name, x)) for x in SAVED):
     loaded = datasets.load_from_disk(name)
     if not isinstance(loaded, Mapping):  # a single, perhaps unnamed split
       loaded = {str(loaded.split or split): loaded}

@@ -32,9 +32,7 @@ def walk(folder: str) -> list[str]:
     paths = fs.find(folder)
   else:
     tops = os.walk(folder, followlinks=True)
-    paths = [
-      os.path.join(top, name) for top, _, names in tops for name in names
-    ]
+    paths = [os.path.join(top, x) for top, _, names in tops for x in names]
   start = len(os.path.join(folder, ''))
   relative = (path[start:] for path in paths)
   return [path for path in relative if '/.' not in f'/{path}']
@@ -43,9 +41,8 @@ def walk(folder: str) -> list[str]:
 def find(patterns: Iterable[str]) -> list[str]:
   """Return the sorted paths of the images that the patterns match.
 
-  A file may have any ending. Folders, at any depth, and local globs
-  ('**' for any depth) return the visible files with one of `ENDINGS`. Each file
-  is returned once.
+  A named file may have any ending. Folders, at any depth, and local globs match
+  the visible files with one of `ENDINGS`.
   """
   found: set[str] = set()
   for pattern in patterns:

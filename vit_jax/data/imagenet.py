@@ -13,8 +13,7 @@ NUM_CLASSES = 1000
 def wnids() -> tuple[str, ...]:
   """Return the 1000 WordNet ids ('n01440764', ...) in the order of the classes.
 
-  ImageNet's class folders have these names. As `class_names` of a Folder they
-  give the right labels even if some folders are absent.
+  Pass them as `class_names` to a Folder with only some of ImageNet's classes.
   """
   import tensorflow_datasets as tfds
 

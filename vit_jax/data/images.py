@@ -2,16 +2,13 @@
 
 OpenCV is faster, and releases the GIL, so threads decode in parallel. Pillow
 reads the headers, and decodes images with transparency, CMYK JPEGs, GIFs and
-TIFFs, which OpenCV decodes incorrectly or not at all.
-
-The part of a JPEG that a random crop needs is decoded by libjpeg-turbo, with
-the same pixels, if the extension _jpeg.c was compiled when this package was
-installed.
+TIFFs, which OpenCV decodes incorrectly or not at all. If the extension _jpeg.c
+is compiled, libjpeg-turbo decodes only the part of a JPEG that a crop needs.
 """
 
 import functools
 import io
-import re
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,8 +29,6 @@ Box = tuple[int, int, int, int]  # y, x, height, width
 # Pillow has more, but starts Ghostscript or unpacks gzip for some of them.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF')
 _ORIENTATION = 0x0112  # tag of EXIF
-# Encoders write about 10. Each costs a pass over the image, but a few bytes.
-_MAX_JPEG_SCANS = 100
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -89,8 +84,7 @@ class Encoded:
     data: bytes of a JPEG, PNG, WebP, BMP, GIF or TIFF file.
     channels: 3 converts grey to three equal channels, 1 converts RGB to luma.
     max_image_bytes: limit on H * W * channels, checked before decoding.
-    exif: apply the EXIF orientation of cameras. TensorFlow's decoders ignore
-      it.
+    exif: apply the EXIF orientation, which TensorFlow's decoders ignore.
 
   Raises:
     UnreadableError: by the constructor or a method: the bytes are not an image,
@@ -130,12 +124,6 @@ class Encoded:
         f'the image has {height:,} x {width:,} pixels, {needed:,} bytes when'
         f' decoded, more than max_image_bytes={max_image_bytes:,}. Set'
         f' max_image_bytes={needed} to decode it.'
-      )
-    scans = len(re.findall(b'\xff\xda', data)) if is_jpeg else 0
-    if scans > _MAX_JPEG_SCANS:
-      raise UnreadableError(
-        f'the JPEG has {scans:,} scans. More than {_MAX_JPEG_SCANS} are not'
-        ' decoded, because each one costs a pass over the whole image.'
       )
     is_truncated = data[-2:] != b'\xff\xd9'  # a whole decoding notices it
     self._in_part = is_jpeg and not (self._for_pillow or is_truncated)
@@ -244,14 +232,11 @@ class _Turn(NamedTuple):
     return (x, y, width, height) if self.transpose else (y, x, height, width)
 
 
-# By the value of the EXIF tag, see its standard, section 4.6.4.
+# By the value of the EXIF tag, 1 to 8, see its standard, section 4.6.4.
+_FLIPS = (False, False), (False, True), (True, True), (True, False)  # (y, x)
 _TURNS = {
-  1: _Turn(False, False, False),
-  2: _Turn(False, False, True),
-  3: _Turn(False, True, True),
-  4: _Turn(False, True, False),
-  5: _Turn(True, False, False),
-  6: _Turn(True, False, True),
-  7: _Turn(True, True, True),
-  8: _Turn(True, True, False),
+  value: _Turn(transpose, *flips)
+  for value, (transpose, flips) in enumerate(
+    itertools.product((False, True), _FLIPS), 1
+  )
 }

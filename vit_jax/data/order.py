@@ -4,10 +4,10 @@ An order is any object with
 
   order.bind(source, seed)   a function visits(position) -> (visit, index)
 
-`index` is the example at a position of training, 0, 1, 2, ... The pair
-(visit, index) does not occur at another position: the augmentation is drawn
-from it. Both depend only on (seed, position). `visits` must be picklable. An
-epoch always has as many positions as the source has examples.
+`index` is the example at a position of training, 0, 1, 2, ... The augmentation
+is drawn from the pair (visit, index), which depends only on (seed, position)
+and occurs at no other position. `visits` must be picklable. An epoch always has
+as many positions as the source has examples.
 """
 
 import dataclasses
@@ -90,9 +90,8 @@ class Balanced:
   """Each class equally often, or in proportion to a power of its size.
 
   Classes take turns in blocks, in an order that depends on (seed, block): with
-  power=0, each K consecutive positions visit each of the K classes once. A
-  class visits all of its examples before it visits one again. So rare examples
-  repeat. Classes without examples are left out.
+  power=0, each K consecutive positions visit each of the K classes once, except
+  empty ones. A class visits all of its examples before it repeats one.
 
   Attributes:
     power: a class of n examples is visited in proportion to n ** power. 0: each
@@ -115,16 +114,10 @@ class Balanced:
 
 @dataclasses.dataclass(eq=False)
 class _Turns:
-  """Visits of classes that take turns.
+  """Visits of classes that take turns."""
 
-  Attributes:
-    members: for each class the indices of its examples.
-    turns: int [K], how often each class is visited in a block of positions.
-    seed: of the order.
-  """
-
-  members: list[np.ndarray]
-  turns: np.ndarray
+  members: list[np.ndarray]  # for each class the indices of its examples
+  turns: np.ndarray  # int [K], visits of each class in a block of positions
   seed: int
 
   def __post_init__(self) -> None:
@@ -150,7 +143,6 @@ class _Turns:
 @functools.lru_cache(maxsize=4)
 def _block(visits, number):
   """Return the classes of a block of positions, and how often each was seen."""
-  classes = np.random.default_rng([visits.seed, number]).permutation(
-    visits.classes
-  )
+  rng = np.random.default_rng([visits.seed, number])
+  classes = rng.permutation(visits.classes)
   return classes, ranks(classes)

@@ -18,18 +18,17 @@ Optional attributes of a source:
                       the images: int32 [n] or float32 [n, K]
 
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
-that draws its random numbers from `rng`, a numpy Generator for this example,
-which is used again for others after t has returned. With the class attribute
-`takes_encoded` a transform may get an `images.Encoded`, and decodes as much as
-it needs. The last one may return a dict of arrays, such as the views of
-MultiCrop, which all are in the batch. With num_workers > 0 sources and
-transforms must be picklable.
+that draws its random numbers from `rng`, a numpy Generator for this example.
+With the class attribute `takes_encoded` a transform may get an
+`images.Encoded`, and decodes as much as it needs. The last one may return a
+dict of arrays, such as the views of MultiCrop, which all are in the batch. With
+num_workers > 0 sources and transforms must be picklable.
 
 Training visits the positions p = 0, 1, 2, ... An order, see order.py, returns
 the (visit e, example i) of a position, and the augmentation is drawn from
-(seed, e, i). Threads, processes and restarts change neither. A global batch is
-a range of positions. Each process reads an equal, contiguous part of this
-range, so the global batch does not depend on the number of processes.
+(seed, e, i). A global batch is a range of positions. Each process reads an
+equal, contiguous part of this range, so the global batch does not depend on the
+number of processes.
 """
 
 import concurrent.futures
@@ -38,17 +37,16 @@ import dataclasses
 import functools
 import itertools
 import math
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from vit_jax.data import images, views, workers
 from vit_jax.data.order import Order, Shuffled, Visits
-from vit_jax.data.transforms import Interpolation, sized
+from vit_jax.data.transforms import Interpolation, Transform, sized
 from vit_jax.data.views import Source, Unlabelled, stack_labels
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
@@ -69,10 +67,6 @@ _REMEDY = (
 _NAMED = 10  # most skipped examples that are named
 
 
-class Transform(Protocol):
-  def __call__(self, image: np.ndarray, rng: np.random.Generator, /) -> Any: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Data:
   """A source and how to make batches from it.
@@ -84,9 +78,9 @@ class Data:
     image_size: int or (H, W); a size in `transforms` that is a float is a
       multiple of it. Sizes in pixels do not depend on it.
     interpolation: of all `transforms` that interpolate; None: as they say.
-    num_workers: number of reading processes. 0 reads on threads of this
-      process, which suits decoding; processes suit sources and transforms that
-      hold the GIL. None: 0 on up to 16 cores, then one for each 8 cores.
+    num_workers: number of reading processes, for sources and transforms that
+      hold the GIL; 0: threads only. None: 0 on up to 16 cores, then one for
+      each 8 cores.
     num_threads: number of reading threads over all of these processes. None: 2
       for each core, at most 16 in a process.
     prefetch: number of batches that are read ahead, by each process.
@@ -130,8 +124,8 @@ class Data:
   def first_example(self) -> dict[str, Any]:
     """Return the first readable example, transformed, as in a batch.
 
-    With on_error='raise', UserError names the files of a folder that are
-    visibly broken.
+    Raises:
+      UserError: with on_error='raise', names visibly broken files of a folder.
     """
     check = getattr(self.source, 'check_files', None)
     if check and self.on_error == 'raise':
@@ -148,9 +142,7 @@ class Data:
   def name_skipped(self, indices: Iterable[int]) -> str:
     """Return a line that names skipped examples."""
     found = sorted(indices)
-    names = [
-      views.describe(self.source, int(index)) for index in found[:_NAMED]
-    ]
+    names = [views.describe(self.source, int(i)) for i in found[:_NAMED]]
     more = ', ...' * (len(found) > _NAMED)
     count = f'{len(found)} of {len(self.source)}'
     return f'Skipped {count} examples, unreadable: {", ".join(names)}{more}'
@@ -169,8 +161,7 @@ class Data:
 
     Args:
       seed: of order and augmentation, 0 to 2**64 - 1.
-      start, skipped: `.position` and `.skipped` of an iterator that this one
-        continues.
+      start, skipped: `.position` and `.skipped` of an iterator to continue.
       process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
 
@@ -197,25 +188,15 @@ class Data:
   ) -> 'EvalBatches':
     """Return an iterable over all examples, each exactly once.
 
-    Args as in `train_batches`. The batches also contain 'mask' (bool), which is
-    False for the padding of the last batch and for skipped examples, and
-    'index' (int32), the index of each example in the source. All processes
-    have the same number of batches, `len(batches)`.
+    The batches also contain 'mask' (bool), which is False for the padding of
+    the last batch and for skipped examples, and 'index' (int32), the index of
+    each example in the source. All processes have the same number of them.
     """
-    reader = _Reader(
-      self,
-      num_classes,
-      process_index=process_index,
-      process_count=process_count,
-    )
-    return EvalBatches(reader)
+    process = process_index, process_count
+    return EvalBatches(_Reader(self, num_classes, 0, None, 0, *process))
 
 
 # Reading: one example, and the batch of one process.
-
-
-class UnreadableExampleError(UserError):
-  """An example that cannot be read or decoded; `on_error` handles it."""
 
 
 @dataclasses.dataclass
@@ -272,7 +253,7 @@ class _Reader:
       return None
     try:
       return *self._load(index, 0, index), ()
-    except UnreadableExampleError:
+    except images.UnreadableError:
       if self.data.on_error == 'raise':
         raise
       return None
@@ -289,7 +270,7 @@ class _Reader:
       actual = (index + step) % self._count
       try:
         return *self._load(actual, epoch, index), skipped
-      except UnreadableExampleError as error:
+      except images.UnreadableError as error:
         if self.data.on_error == 'raise':
           raise
         last, skipped = error, (*skipped, int(actual))
@@ -363,7 +344,7 @@ class _Reader:
     )
 
   def _unreadable(self, index, error):
-    return UnreadableExampleError(
+    return images.UnreadableError(
       f'Cannot read {self._where(index)}: {error} {_REMEDY}'
     )
 
@@ -375,35 +356,15 @@ class _Reader:
     return f'example {index} of {self._name}, {what}'
 
 
-@functools.cache
-def _pool(threads):
-  """Return threads that read examples, for all batches of this process."""
-  return concurrent.futures.ThreadPoolExecutor(threads)
-
-
-_of_thread = threading.local()
+# Threads that read examples, for all batches of this process.
+_pool = functools.cache(concurrent.futures.ThreadPoolExecutor)
 
 
 def _generator(seed, epoch, index):
-  """Return the random generator of a visit.
-
-  (seed, epoch) is its key and `index` a word of its counter, so no two visits
-  share a stream. A new one takes 8 us, setting the state of an old one 2 us.
-  """
-  if not hasattr(_of_thread, 'generator'):
-    _of_thread.generator = np.random.Generator(np.random.Philox())
-  _of_thread.generator.bit_generator.state = {
-    'bit_generator': 'Philox',
-    'state': {
-      'counter': np.array([0, 0, index, 0], np.uint64),
-      'key': np.array([seed, epoch], np.uint64),
-    },
-    'buffer': np.zeros(4, np.uint64),
-    'buffer_pos': 4,  # of 4: it is used up
-    'has_uint32': 0,
-    'uinteger': 0,
-  }
-  return _of_thread.generator
+  """Return the random generator of a visit; no two visits share a stream."""
+  counter = np.array([0, 0, index, 0], np.uint64)
+  key = np.array([seed, epoch], np.uint64)
+  return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
 def _stack(rows):
@@ -430,14 +391,13 @@ def _stack(rows):
 # Batches, in the process that uses them.
 
 
-class TrainBatches:
+class TrainBatches(Iterator[Batch]):
   """Iterator over batches.
 
   Attributes:
     position: of the first example of the next batch.
     skipped: indices of the unreadable examples so far.
-    spent: {part of PARTS: seconds}, over all threads and processes, of the
-      batches so far.
+    spent: {part of PARTS: seconds}, over all threads and processes so far.
   """
 
   def __init__(
@@ -455,9 +415,6 @@ class TrainBatches:
     )
     # Also at garbage collection and at exit.
     self._close = weakref.finalize(self, self._batches.close)
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
 
   def __next__(self) -> Batch:
     if not self._close.alive:

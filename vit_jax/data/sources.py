@@ -2,29 +2,21 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from etils import epath
 
 from vit_jax.data import tables
 from vit_jax.data.folder import Folder
-from vit_jax.data.hugging_face import FILES, HuggingFace
+from vit_jax.data.hugging_face import FILES, SAVED, HuggingFace
 from vit_jax.data.tfds import Tfds
 from vit_jax.data.views import Slice, Source
 from vit_jax.types import MACHINE, PathLike, UserError
 
-_READERS: dict[str, Callable[..., Any]] = {
-  'folder': Folder,
-  'tfds': Tfds,
-  'hf': HuggingFace,
-}
+_READERS: dict[str, Any] = {'folder': Folder, 'tfds': Tfds, 'hf': HuggingFace}
 # Files that show the kind of a folder.
-_MARKS = {
-  'features.json': 'tfds',
-  'dataset_dict.json': 'hf',
-  'state.json': 'hf',
-}
+_MARKS = {'features.json': 'tfds', **dict.fromkeys(SAVED, 'hf')}
 _WITH_SPLIT = re.compile(r'(.+):([A-Za-z_][\w.-]*(?:\[[^\]]*\])?(?:\+.*)?)')
 
 
@@ -51,7 +43,6 @@ def open_source(
   'folder', or what the files in the folder or its ending say.
 
   Args:
-    path: the name.
     split: a split, if it is not in the name, and a slice in shuffled order, see
       `views.Slice`: 'train[:90%]', or '[:90%]' of all.
     stratified: of the slice.

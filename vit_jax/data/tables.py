@@ -1,6 +1,8 @@
 """Tables and lists of labels: text to class numbers."""
 
 import csv
+import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,16 +33,13 @@ def read(path: PathLike) -> dict[str, list[str]]:
 def encode(
   where: str, values: Sequence[Any], names: Sequence[str] | None
 ) -> tuple[np.ndarray, list[str] | None]:
-  """Return labels of any kind as an array, and the class names or None.
+  """Return (labels int32 [n] or float32 [n, K], class names or None).
 
   Args:
     where: what has the labels; it begins error messages.
     values: ints, class names, or lists of K numbers, one for each class. Texts
       that are digits are ints, unless `names` has them.
     names: of the classes; default: the sorted names, None if all are ints.
-
-  Returns:
-    (int32 [n] or float32 [n, K], names).
   """
   names = None if names is None else list(names)
   if any(isinstance(value, str) for value in values):
@@ -75,13 +74,20 @@ def indices(
   return np.array([label_of[x] for x in classes], np.int32)
 
 
+def read_names(path: PathLike) -> list[str]:
+  """Return the names in a file: a JSON list if it ends in .json, else lines."""
+  text = epath.Path(path).expanduser().read_text()
+  is_json = os.fspath(path).endswith('.json')
+  return json.loads(text) if is_json else text.splitlines()
+
+
 def class_names(names: PathLike | Sequence[str] | None) -> list[str] | None:
-  """Return class names, which can be in a file with one name per line."""
+  """Return class names, which can be in a file; see `read_names`."""
   if names is None:
     return None
   where = 'class_names'
   if isinstance(names, str) or not isinstance(names, Sequence):
-    where, names = str(names), epath.Path(names).read_text().splitlines()
+    where, names = str(names), read_names(names)
   names = [str(name).strip() for name in names]
   if not names or len(set(names)) < len(names):
     raise UserError(f'{where} must have one name for each class, none twice.')

@@ -1,5 +1,6 @@
 """Tar files that are read once, front to back, such as those of ImageNet."""
 
+import itertools
 import os
 import posixpath
 import tarfile
@@ -24,7 +25,7 @@ class Tar:
   Args:
     path: of the file, local or a URL.
     classes: {file name: name of its class}.
-    exif: apply the EXIF orientation.
+    exif: see pipeline.py.
   """
 
   def __init__(
@@ -52,10 +53,7 @@ class Tar:
   def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
     labels = {name: i for i, name in enumerate(self.class_names)}
     classes = self._classes
-    with (
-      self._path.open('rb') as file,
-      tarfile.open(fileobj=file, mode='r|*') as tar,
-    ):
+    with self._path.open('rb') as file, tarfile.open(None, 'r|*', file) as tar:
       for path, data in _images(tar):
         name = classes[posixpath.basename(path)] if classes else _parent(path)
         yield path, {'image': data, 'label': labels[name]}
@@ -64,22 +62,17 @@ class Tar:
 def imagenet(folder: PathLike, split: str) -> Tar:
   """Return a split of ImageNet 2012 from the tar files of image-net.org.
 
-  Args:
-    folder: contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
-    split: 'train' or 'validation'.
+  `folder` contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar; `split`
+  is 'train' or 'validation'.
   """
   start, exif = f'{os.fspath(folder)}/ILSVRC2012_img_', False  # as TensorFlow
   if split == 'train':
     return Tar(f'{start}train.tar', exif=exif)
-  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import tfds_path
 
-  wnids = tfds.core.tfds_path(
-    'datasets/imagenet2012/validation_labels.txt'
-  ).read_text()
-  classes = {
-    f'ILSVRC2012_val_{i:08d}.JPEG': wnid
-    for i, wnid in enumerate(wnids.split(), 1)
-  }
+  wnids = tfds_path('datasets/imagenet2012/validation_labels.txt').read_text()
+  files = (f'ILSVRC2012_val_{i:08d}.JPEG' for i in itertools.count(1))
+  classes = dict(zip(files, wnids.split()))
   return Tar(f'{start}val.tar', classes=classes, exif=exif)
 
 

@@ -29,16 +29,13 @@ class Tfds:
       dataset_info.json, a path or a URL.
     split: of TFDS, with slices and sums: 'train[:800]+validation[:200]'.
     data_dir: folder of the data sets; default: TFDS's own.
-    image_key: feature with the image.
-    label_key: feature with the label.
+    image_key, label_key: features with the image and the label.
     label_fn: computes the label, an int or a float vector [K], from the value
       of the feature `label_key`: a number, an array, text as bytes, or for
-      Sequence({...}) a dict of arrays with an entry for each element. It has
-      the attribute `num_classes`, and `class_names` if they are known. It must
-      be picklable: use a dataclass of a module.
-    channels: 1 or 3: number of channels of the decoded images.
-    exif: apply the EXIF orientation. TensorFlow does not, and neither do the
-      code bases that publish results on these data sets.
+      Sequence({...}) a dict of arrays with an entry for each element. It is
+      picklable and has `num_classes`, and `class_names` if they are known.
+    channels, exif: how images are decoded, see pipeline.py. TensorFlow, and so
+      published results on these data sets, ignore the EXIF orientation.
   """
 
   name: str
@@ -63,9 +60,8 @@ class Tfds:
           f'{self.name} has no feature {key!r} ({argument}). It has'
           f' {", ".join(features)}.'
         )
-    texts = (
-      k for k, v in features.items() if isinstance(v, tfds.features.Text)
-    )
+    kind = tfds.features.Text
+    texts = (k for k, v in features.items() if isinstance(v, kind))
     self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
     self._records = _records(builder, self.name, self.split)
     known = self.label_fn or features[self.label_key]
@@ -83,24 +79,19 @@ class Tfds:
     return {'image': image, 'label': self._label(value)}
 
   def labels(self) -> np.ndarray:
-    """Return the labels of all examples: int32 [n], or float32 [n, K].
-
-    Images are not decoded, but whole records are read.
-    """
+    """Return the labels of all examples: int32 [n], or float32 [n, K]."""
     found = []
     for start in range(0, len(self), _READ_AHEAD):
-      block = range(start, min(start + _READ_AHEAD, len(self)))
-      for record in self._records.__getitems__(block):
-        (value,) = self._parse(record, self.label_key)
-        found.append(self._label(value))
+      block = range(len(self))[start : start + _READ_AHEAD]
+      records = self._records.__getitems__(block)
+      found += [self._label(*self._parse(x, self.label_key)) for x in records]
     return stack_labels(found)
 
   def file_name(self, index: int) -> str | None:
     """Return the name of the image's file, or None if there is none."""
     if self._name_key is None:
       return None
-    record = self._records[int(index)]
-    (value,) = self._parse(record, self._name_key)
+    (value,) = self._parse(self._records[int(index)], self._name_key)
     return value.decode(errors='replace')
 
   def describe(self, index: int) -> str:

@@ -5,12 +5,10 @@ of the image_size of the `Data` that the transform is part of.
 
 Interpolations, all with half-pixel centres: 'nearest', 'bilinear', 'bicubic',
 'area' and 'lanczos'. 'area' is the mean over the box of the image that a pixel
-covers, whether it shrinks or enlarges: it equals TensorFlow's 'area', rounded
-to the nearest integer. When shrinking, only 'area' filters out high
-frequencies, unless antialias=True, which stretches the kernel over the covered
-box as Pillow and the antialiased resizes of other frameworks do. The cubic
-kernel has a = -0.75 without and -0.5 with antialiasing; lanczos has 4 and 3
-lobes.
+covers: it equals TensorFlow's 'area', rounded to the nearest integer. When
+shrinking, only 'area' filters out high frequencies, unless antialias=True,
+which stretches the kernel over the covered box as Pillow does. The cubic kernel
+has a = -0.75 without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 """
 
 import dataclasses
@@ -92,25 +90,19 @@ def _enlarge_area(image, height, width):
   shrink first. Pixels are rounded once, at the end.
   """
   cv2 = images.opencv()
+  how, image = {'interpolation': cv2.INTER_AREA}, image.astype(np.float32)
   old = min(height, image.shape[0]), min(width, image.shape[1])
-  out = cv2.resize(
-    image.astype(np.float32), old[::-1], interpolation=cv2.INTER_AREA
-  )
+  out = cv2.resize(image, old[::-1], **how)
   # If a box starts at the edge of a pixel, rounding can make OpenCV take the
   # pixel before it. Boxes that are larger by 1e-9 start after the edge.
-  fy, fx = (
-    new / before * (1 - 1e-9) for new, before in zip((height, width), old)
-  )
-  out = cv2.resize(out, None, fx=fx, fy=fy, interpolation=cv2.INTER_AREA)
+  fy, fx = height / old[0] * (1 - 1e-9), width / old[1] * (1 - 1e-9)
+  out = cv2.resize(out, None, fx=fx, fy=fy, **how)
   out = np.rint(out).astype(np.uint8)
   return out.reshape(height, width, image.shape[2])
 
 
 class _Crop:
-  """Base of crops: decodes only a box of an encoded image, and resizes it.
-
-  The default box is the whole image.
-  """
+  """Base of crops: decodes only a box of an encoded image, and resizes it."""
 
   takes_encoded: ClassVar = True  # see pipeline.py
   interpolation: Interpolation = 'bilinear'
@@ -131,7 +123,7 @@ class _Crop:
     return resize(pixels, size, self.interpolation, self.antialias)
 
   def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
-    """Return the crop (y, x, height, width) of an image (H, W, ...)."""
+    """Return the crop of an image (H, W, ...); default: the whole image."""
     return 0, 0, shape[0], shape[1]
 
   def _result(self, sides):
@@ -348,14 +340,12 @@ def evaluation(
 ) -> tuple[Transform, ...]:
   """Return the transforms of test images as a code base has them.
 
-  Accuracies differ by some tenths of a percent among them.
-
   Args:
     convention: 'original', the released code of the ViT paper, resizes to a
       square. 'big_vision' resizes the smaller side, by area, and crops the
       centre. 'timm' does so too, bicubic with antialiasing, and rounds as
       torchvision does.
-    size: height and width of the images, in pixels.
+    size: side of the images, in pixels.
     crop: fraction of the smaller side that the crop keeps. Default for
       'big_vision': 7/8, and 6/7 at 384 pixels; for 'timm': 0.9 for ViTs below
       384 pixels and 1 from there. 'original' has no crop.
@@ -365,11 +355,9 @@ def evaluation(
       raise UserError(f"'original' has no crop={crop}. Remove it.")
     return (Resize(size),)
   if convention == 'big_vision':
-    if crop is None:
-      crop = 6 / 7 if size == 384 else 7 / 8
+    crop = crop or (6 / 7 if size == 384 else 7 / 8)
     return ResizeSmall(round(size / crop)), CentralCrop(size)
-  if crop is None:
-    crop = 0.9 if size < 384 else 1.0
+  crop = crop or (0.9 if size < 384 else 1.0)
   small = ResizeSmall(math.floor(size / crop), 'bicubic', True, 'down')
   return small, CentralCrop(size, 'even')
 
@@ -399,21 +387,13 @@ def sized(
 
 
 def scale(
-  transforms: Sequence[Any],
-  new: int | tuple[int, int],
-  *,
-  old: Sequence[int],
+  transforms: Sequence[Any], new: int | tuple[int, int], *, old: Sequence[int]
 ) -> tuple[Any, ...]:
-  """Return transforms that make images of another size.
+  """Return transforms that make images of size `new` from those of size `old`.
 
   'Resize to 256, crop to 224' becomes 'resize to 439, crop to 384', so the
   same part of the image is used. A shorter side (ResizeSmall) grows with the
   larger side of the image, so that it can still be cropped.
-
-  Args:
-    transforms: those with a field `size` are changed.
-    new: side of the image, or (H, W).
-    old: (H, W, ...) of the images that they make.
   """
   old, new = old[:2], images.pair(new)
 

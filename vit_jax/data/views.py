@@ -21,10 +21,7 @@ class Source(Protocol):
 
 
 def labels(source: Source) -> np.ndarray:
-  """Return the labels of all examples: int32 [n] or float32 [n, K].
-
-  Images are not decoded, but they are read if the source has no `labels()`.
-  """
+  """Return the labels of all examples: int32 [n] or float32 [n, K]."""
   if callable(known := getattr(source, 'labels', None)):
     return known()
   return stack_labels([source[i]['label'] for i in range(len(source))])
@@ -59,7 +56,7 @@ def fingerprint(source: Any) -> dict[str, Any]:
 
   'classes' is a hash of the names of the classes, and 'examples' one of up to
   16 images with their labels, at equal distances in the source. Classes with a
-  method `fingerprint` have their own, such as teachers.
+  method `fingerprint`, such as teachers, have their own.
   """
   if hasattr(type(source), 'fingerprint'):
     return source.fingerprint()
@@ -94,21 +91,16 @@ def _hash(parts):
 
 
 class View:
-  """A source with some examples of another one, in the order of `indices`.
+  """The examples `indices` of another source, with its attributes."""
 
-  It has the attributes of the other source, such as `class_names`.
-  """
-
-  def __init__(
-    self, source: Source, indices: Sequence[int] | np.ndarray
-  ) -> None:
+  def __init__(self, source: Source, indices: Any) -> None:
     self.source, self._indices = source, indices
 
   def __len__(self) -> int:
     return len(self._indices)
 
   def __getitem__(self, index: int) -> Mapping[str, Any]:
-    return self.source[self._index(index)]
+    return self.source[int(self._indices[index])]
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith('_'):  # pickle asks for it, before `source` is set
@@ -123,10 +115,7 @@ class View:
 
   def describe(self, index: int) -> str:
     """Return the other source's description of an example."""
-    return describe(self.source, self._index(index))
-
-  def _index(self, index):
-    return int(self._indices[index])
+    return describe(self.source, int(self._indices[index]))
 
 
 class Unlabelled(View):
@@ -153,7 +142,7 @@ class Slice(View):
   each contains all classes. The examples keep the order of the source.
 
   Args:
-    source: the source.
+    source: with int labels for `stratified`.
     bounds: '[:90%]', '[90%:]', '[100:200]'.
     stratified: whether each slice has nearly the same fraction of every class,
       also of small ones. A class with one image is in the larger slice.
@@ -192,7 +181,6 @@ class Subset(View):
     source: with int labels for `per_class`.
     per_class: number of examples of each class. Smaller classes keep all.
     examples: number of examples in all, of those that `per_class` leaves.
-    seed: of the choice.
   """
 
   def __init__(

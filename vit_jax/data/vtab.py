@@ -1,10 +1,9 @@
 """VTAB-1k: its 19 tasks, with their images, labels and transforms.
 
 Splits, label rules and preprocessing follow the benchmark's public code
-(google-research/task_adaptation) and the BiT and ViT papers. That code
-requires major versions of the TFDS builders. The names here have none: all
-versions have the same examples in the same order, unless their notes say
-otherwise.
+(google-research/task_adaptation) and the BiT and ViT papers. That code requires
+major versions of the TFDS builders, whose examples and order are the same in
+all versions, unless their notes say otherwise.
 """
 
 import dataclasses
@@ -63,8 +62,8 @@ class KittiDistance:
 class Merged:
   """Label function for dSprites: merges neighbouring labels into 16 classes.
 
-  Of `values` labels in the data set, label l becomes floor(l * 16 / values):
-  for 40 labels, 3 and 2 in turn form a class.
+  Label l of `values` becomes floor(l * 16 / values): for 40 labels, 3 and 2 in
+  turn form a class.
   """
 
   values: int
@@ -163,8 +162,7 @@ def settings(key: str, split: str, **fields: Any) -> dict[str, Any]:
   """Return the config of a task's source, a data.tfds.Tfds, as a dict.
 
   Splits are 'train800' to train, 'val200' to choose hyperparameters,
-  'train800val200' for the final training, and 'test'. `fields` are more
-  arguments of Tfds, such as data_dir.
+  'train800val200' for the final training, and 'test'.
   """
   task = TASKS[key]
   splits = {

@@ -27,6 +27,7 @@ from absl import logging
 
 from vit_jax.types import UserError
 
+Read = Callable[[Any], Any]  # index -> value
 _MAX_RESTARTS = 3  # of dead workers, by one iterator
 _SPAWN = multiprocessing.get_context('spawn')
 
@@ -45,7 +46,7 @@ def cores() -> int:
 
 
 def read_ahead(
-  read: Callable[[Any], Any], indices: Iterable[Any], ahead: int
+  read: Read, indices: Iterable[Any], ahead: int
 ) -> Generator[Any, None, None]:
   """Yield read(i) for `indices` in order, read ahead by so many threads."""
   pool = concurrent.futures.ThreadPoolExecutor(ahead)
@@ -62,20 +63,15 @@ def read_ahead(
     pool.shutdown(cancel_futures=True)
 
 
-class Processes:
+class Processes(Iterator[Any]):
   """Iterator over read(i) for `indices` in order, read ahead by processes.
 
   Process w of n reads each n-th value from the w-th on, by `read_ahead`. A
-  process that dies is replaced, three times in all. cloudpickle takes `read` to
-  the processes.
+  process that dies is replaced, three times in all.
   """
 
   def __init__(
-    self,
-    read: Callable[[Any], Any],
-    indices: Sequence[int],
-    processes: int,
-    ahead: int,
+    self, read: Read, indices: Sequence[int], processes: int, ahead: int
   ) -> None:
     self._task = cloudpickle.dumps((read, ahead))
     self._indices, self._count = indices, processes
@@ -83,9 +79,6 @@ class Processes:
     # Before multiprocessing waits for its processes at the end of Python.
     atexit.register(self.close)
     self._workers = [self._start(first) for first in range(processes)]
-
-  def __iter__(self) -> Iterator[Any]:
-    return self
 
   def __next__(self) -> Any:
     if self._next >= len(self._indices):
@@ -104,17 +97,14 @@ class Processes:
   def close(self) -> None:
     """End the processes."""
     atexit.unregister(self.close)
-    for process, connection in self._workers:
-      _end(process, connection)
+    for worker in self._workers:
+      _end(*worker)
 
   def _start(self, first):
     """Return a process that reads from place `first` on, and its pipe."""
     connection, remote = _SPAWN.Pipe(duplex=False)
-    process = _SPAWN.Process(
-      target=_work,
-      args=(remote, self._task, self._indices[first :: self._count]),
-      daemon=True,
-    )
+    task = remote, self._task, self._indices[first :: self._count]
+    process = _SPAWN.Process(target=_work, args=task, daemon=True)
     # The worker would import the main module, and with it jax.
     main = sys.modules['__main__']
     sys.modules['__main__'] = types.ModuleType('__main__')

@@ -3,12 +3,12 @@
 import argparse
 import contextlib
 import json
-import pathlib
 import re
 import sys
 from typing import Any
 
-from vit_jax import pretrained
+from vit_jax import config, pretrained
+from vit_jax.data import tables
 from vit_jax.tools.parsers import count
 from vit_jax.types import Size, UserError
 from vit_jax.weights import formats
@@ -21,9 +21,8 @@ def add_weights(
   parser: argparse.ArgumentParser, name: str = '--weights'
 ) -> None:
   """Add the arguments of `read`; `name` is the flag of the path."""
-  place: dict[str, Any] = (
-    {} if name == 'weights' else {'required': True, 'dest': 'weights'}
-  )
+  flag: dict[str, Any] = {'required': True, 'dest': 'weights'}
+  place = {} if name == 'weights' else flag
   add = parser.add_argument_group('weights').add_argument
   add(name, metavar='WEIGHTS', help='workdir, file, folder or URL', **place)
   add(
@@ -54,7 +53,8 @@ def add_weights(
     action='append',
     default=[],
     help='field of the model, or grid, that the file does not contain; may be '
-    'repeated: --set mlp=gelu --set num_heads=6 --set grid=[7,5]',
+    'repeated: --set num_heads=6 --set block.mlp.form=exact --set grid=[7,5] '
+    '--set pooling=\'{"target": "vit_jax.models.pooling.Mean"}\'',
   )
 
 
@@ -68,7 +68,7 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
     step=args.step,
     ema=_EMA[args.ema],
     trust=tuple(args.trust),
-    **_fields(args.set),
+    **_fields(args.set, args.trust),
   )
   changes |= {'image_size': args.image_size}
   changes = {name: x for name, x in changes.items() if x is not None}
@@ -76,12 +76,21 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
     weights, report = pretrained.fit(weights, **changes)
     print(report, file=sys.stderr)
   if args.class_names:
-    weights.class_names = _class_names(args.class_names, weights)
+    names = tables.read_names(args.class_names)
+    if len(names) != (classes := weights.model.num_classes or 0):
+      raise UserError(
+        f'{args.class_names} has {len(names)} names; the model has {classes}'
+        ' classes.'
+      )
+    weights.class_names = names
   return weights
 
 
-def _fields(assignments):
-  """Return {field: value} of texts FIELD=VALUE; values are JSON, or text."""
+def _fields(assignments, trust):
+  """Return {field: value} of texts FIELD=VALUE.
+
+  Values are JSON, where a dict with a target is an object, or text.
+  """
   fields = {}
   for text in assignments:
     name, equals, value = text.partition('=')
@@ -89,20 +98,8 @@ def _fields(assignments):
       raise UserError(f'--set {text}: expected FIELD=VALUE.')
     with contextlib.suppress(ValueError):
       value = json.loads(value)
-    fields[name] = tuple(value) if isinstance(value, list) else value
+    fields[name] = config.build(value, trust=trust)
   return fields
-
-
-def _class_names(path, weights):
-  """Return the texts of a JSON list, or the lines of another file."""
-  text = pathlib.Path(path).expanduser().read_text()
-  found = json.loads(text) if path.endswith('.json') else text.splitlines()
-  classes = weights.model.num_classes or 0
-  if len(found) != classes:
-    raise UserError(
-      f'{path} has {len(found)} names; the model has {classes} classes.'
-    )
-  return found
 
 
 def add_images(
@@ -129,8 +126,7 @@ def size(text: str) -> Size:
   """Return 224 for '224', (224, 192) for '224x192'; for `type` of arguments."""
   found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
   if not found:
-    raise argparse.ArgumentTypeError(
-      f'{text!r} is not a size; expected N or HEIGHTxWIDTH, as 224 or 224x192'
-    )
+    what = 'is not a size; expected N or HEIGHTxWIDTH, as 224 or 224x192'
+    raise argparse.ArgumentTypeError(f'{text!r} {what}')
   rows, columns = found.groups()
   return int(rows) if columns is None else (int(rows), int(columns))

@@ -2,15 +2,13 @@ r"""Web page on this machine: drop an image, see its classes and the attention.
 
   python -m vit_jax.tools.demo --weights=WEIGHTS
 
-WEIGHTS is as for predict, and images are read and preprocessed as predict does.
-The page shows the most likely classes, the input of the model, and what it
-attends to there.
+WEIGHTS is as for predict. The page shows the most likely classes, the input of
+the model, and what it attends to there.
 
 The server listens on this machine only (GRADIO_SERVER_NAME=0.0.0.0: on all its
 addresses), and the page loads nothing from elsewhere. --share makes a public
 link with gradio's service, which then transmits your images. Images are deleted
-when the server ends (Ctrl-C or SIGTERM).
-Needs pip install -e '.[demo]'.
+when the server ends (Ctrl-C or SIGTERM). Needs pip install -e '.[demo]'.
 """
 
 import argparse
@@ -49,7 +47,6 @@ class Explainer:
   """Classes and attention of one image at a time, computed by one program.
 
   Attributes:
-    weights: Weights that it is made with.
     has_classes: whether there are probabilities for the image.
     no_attention: reason why the model has no attention to show, or None.
     layers, heads: how many there are; 0 without attention.
@@ -137,8 +134,8 @@ def page(explainer: Explainer, top_k: int) -> Any:
   ) as blocks:
     found = gr.State()
     gr.Markdown(_describe(explainer))
-    look = {'format': 'png', 'interactive': False}
-    look['buttons'] = ['fullscreen', 'download']
+    buttons = ['fullscreen', 'download']
+    look = {'format': 'png', 'interactive': False, 'buttons': buttons}
     with gr.Row():
       with gr.Column():
         image = gr.Image(
@@ -151,10 +148,9 @@ def page(explainer: Explainer, top_k: int) -> Any:
           lambda: str(_EXAMPLE), None, image, api_visibility='private'
         )
         message = gr.Markdown(elem_id='message')
+        shown = explainer.has_classes
         classes = gr.Label(
-          label='Probabilities',
-          visible=explainer.has_classes,
-          elem_id='probabilities',
+          label='Probabilities', visible=shown, elem_id='probabilities'
         )
         seen = gr.Image(
           label=f'Input of the model, {width} x {height} px',
@@ -201,14 +197,9 @@ def _choices(gr, explainer):
 
 def _describe(explainer):
   """Return the text at the top of the page, as Markdown."""
-  lines = [
-    '# What a Vision Transformer sees',
-    f'**{explainer.weights.origin}**',
-  ]
-  if explainer.no_attention:
-    lines.append(f'No attention to show: {explainer.no_attention}.')
-  else:
-    lines.append(_EXPLAINED)
+  reason, origin = explainer.no_attention, explainer.weights.origin
+  lines = ['# What a Vision Transformer sees', f'**{origin}**']
+  lines.append(f'No attention to show: {reason}.' if reason else _EXPLAINED)
   if not explainer.has_classes:
     lines.append('No probabilities: the weights have no head for images.')
   return '\n\n'.join(lines)
@@ -221,14 +212,12 @@ def _gradio():
   try:
     import gradio
   except ImportError as error:
-    raise UserError(
-      f"The demo needs gradio: pip install -e '.[demo]' ({error})"
-    ) from error
+    text = f"The demo needs gradio: pip install -e '.[demo]' ({error})"
+    raise UserError(text) from error
   return gradio
 
 
 def parser() -> argparse.ArgumentParser:
-  """Return the ArgumentParser."""
   made = parsers.parser(__doc__, 'tools.demo --weights=WEIGHTS')
   arguments.add_weights(made)
   arguments.add_counts(
@@ -236,14 +225,11 @@ def parser() -> argparse.ArgumentParser:
     top_k=(5, 'classes of each image'),
     port=(None, 'of the server (the first free one from 7860 on)'),
   )
-  made.add_argument(
-    '--share', action='store_true', help='make a public link, too'
-  )
+  made.add_argument('--share', action='store_true', help='make a public link')
   return made
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Run the command."""
   args = parser().parse_args(argv)
   with terminal.one_message():
     gr = _gradio()  # its absence should not be reported after a download

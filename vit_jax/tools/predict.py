@@ -74,7 +74,6 @@ def forward_fn(
   weights: Weights, model: Any, layer: str | None = None
 ) -> Callable[..., dict[str, Any]]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
-
   options: dict[str, Any] = {'per_layer': str(layer).startswith('block_')}
   found = re.fullmatch(r'map_(-1|\d+)', layer or '')
   if found and isinstance(model, VisionTransformer):
@@ -84,10 +83,7 @@ def forward_fn(
     images, out = weights.preprocess(images), {}
     if hasattr(model, 'features'):
       found = model.apply(
-        {'params': params},
-        images,
-        method='features',
-        **options,
+        {'params': params}, images, method='features', **options
       )
     else:  # a model of your own needs no more than logits
       found = {'logits': model.apply({'params': params}, images)}
@@ -167,13 +163,12 @@ def ranked(
 
 def write_table(rows: Iterable[Row]) -> None:
   """Print aligned columns that fit the terminal."""
+  columns = 'image', 'rank', 'class', 'probability'
   shown = [
     (path if rank == 1 else '', str(rank), name or f'class {i}', f'{p:.2%}')
     for path, rank, i, name, p in rows
   ]
-  terminal.table(
-    None, ('image', 'rank', 'class', 'probability'), shown, box=None
-  )
+  terminal.table(None, columns, shown, box=None)
 
 
 def write_csv(rows: Iterable[Row]) -> None:
@@ -223,11 +218,10 @@ def exit_status(skipped: Sequence[str], total: int) -> int:
   if skipped:
     lines = [f'{len(skipped)} of {total} skipped:', *skipped]
     print(terminal.printable('\n'.join(lines)), file=sys.stderr)
-  return 1 if skipped else 0
+  return int(bool(skipped))
 
 
 def parser() -> argparse.ArgumentParser:
-  """Return the ArgumentParser."""
   made = parsers.parser(__doc__, 'tools.predict --weights=WEIGHTS IMAGES ...')
   arguments.add_weights(made)
   arguments.add_images(made, batch_size=32)
@@ -259,22 +253,18 @@ def _features_file(text):
 def _run(args):
   paths = image_files.find(args.images)
   weights = arguments.read(args)
-  results = predict(
-    weights,
-    paths,
-    layer=args.layer if args.features else None,
-    batch_size=args.batch_size,
-  )
+  layer = args.layer if args.features else None
+  results = predict(weights, paths, layer=layer, batch_size=args.batch_size)
   skipped: list[str] = []
   results = readable(results, len(paths), skipped)
   if args.features:
-    found = [(result['path'], result['features']) for result in results]
-    names, features = zip(*found) if found else ((), ())
-    arrays = {'features': np.array(features)}
+    found = list(results)
+    names = np.array([x['path'] for x in found], str)
+    features = np.array([x['features'] for x in found])
     if args.features.suffix == '.npz':
-      write_arrays(args.features, {'paths': np.array(names, str), **arrays})
+      write_arrays(args.features, {'paths': names, 'features': features})
     else:
-      write_parquet(args.features, {'path': np.array(names, str), **arrays})
+      write_parquet(args.features, {'path': names, 'features': features})
   else:
     write = write_table if sys.stdout.isatty() else write_csv
     write(ranked(results, weights.class_names, args.top_k))
@@ -282,7 +272,6 @@ def _run(args):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Run the command, and end with its exit status."""
   args = parser().parse_intermixed_args(argv)
   with terminal.one_message():
     sys.exit(_run(args))

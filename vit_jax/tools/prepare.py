@@ -7,13 +7,6 @@ A folder of images, shrunk to a short side of 256 pixels:
   python -m vit_jax.tools.prepare /data/flowers /data/sets/flowers \\
       --short_side=256
 
-ImageNet-21k without copies of evaluation images, in a shuffled order:
-
-  python -m vit_jax.tools.prepare tar:/data/fall11_whole.tar \\
-      /data/sets/imagenet21k --short_side=256 --shuffle \\
-      --leave_out=tfds:cifar10:test \\
-      --leave_out=imagenet:/data/downloads:validation
-
 SOURCE is a folder of images, a name such as 'tfds:NAME:SPLIT' or
 'hf:NAME:SPLIT', see docs/data.md, a tar file 'tar:FILE', or 'imagenet:FOLDER:
 SPLIT' for the tar files of image-net.org. SPLIT is 'train' by default, or the
@@ -128,7 +121,7 @@ def write(
   """Write a TFDS data set, and return its folder.
 
   Args:
-    folder: of the data set; it must not exist.
+    folder: a new one.
     sources: by split. A source has len() and [i], or is an iterable of (file
       name, example). An example is {'image': bytes or array, 'label': int}.
     short_side, shuffle: see the command.
@@ -146,11 +139,11 @@ def write(
   if any(getattr(other, 'class_names', None) != names for other in others):
     raise UserError('the splits have different classes. Add --class_names=FILE')
   count = getattr(first, 'num_classes', None)
-  label: Any = np.int64
-  if names or count:
-    label = tfds.features.ClassLabel(
-      num_classes=None if names else count, names=names
-    )
+  known = {'names': names} if names else {'num_classes': count}
+  label = tfds.features.ClassLabel(**known) if names or count else np.int64
+  image = tfds.features.Image(shape=(None, None, 3))
+  features = {'image': image, 'label': label, 'file_name': tfds.features.Text()}
+  features = tfds.features.FeaturesDict(features)
   copies = Copies(leave_out) if leave_out else None
   left_out: list[tuple[str, str, str]] = []
 
@@ -162,15 +155,8 @@ def write(
     pkg_dir_path, code_path = partial, None
 
     def _info(self):
-      features = {
-        'image': tfds.features.Image(shape=(None, None, 3)),
-        'label': label,
-        'file_name': tfds.features.Text(),
-      }
       return tfds.core.DatasetInfo(
-        builder=self,
-        features=tfds.features.FeaturesDict(features),
-        disable_shuffling=not shuffle,
+        builder=self, features=features, disable_shuffling=not shuffle
       )
 
     def _split_generators(self, dl_manager):
@@ -282,8 +268,7 @@ def _named_hash(source, name, read):
 def perceptual_hash(image: np.ndarray) -> np.uint64:
   """Return `imagehash.phash` of an image, uint8 [H, W, C].
 
-  Its 64 bits say which of the low frequencies of a thumbnail are above their
-  median. Resizing, compression and changes of contrast keep nearly all of them;
+  Resizing, compression and changes of contrast keep nearly all of its 64 bits;
   cropping, mirroring and rotating do not.
   """
   import imagehash  # of the extra 'prepare'

@@ -20,7 +20,6 @@ from vit_jax.tools import parsers
 
 
 def parser() -> argparse.ArgumentParser:
-  """Return the ArgumentParser."""
   made = parsers.parser(__doc__, 'tools.report WORKDIR [--output=FILE]')
   made.add_argument('workdir', help='of a run or a study')
   made.add_argument('--output', help='instead of WORKDIR/report.html')
@@ -28,7 +27,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Run the command; return its exit status."""
   args = parser().parse_args(argv)
   # A training that is running may hold the accelerator.
   jax.config.update('jax_platforms', 'cpu')

@@ -6,12 +6,13 @@ Draws DIR/CLASS/*, 40 pictures in each of 6 classes: three shapes and three
 patterns, of several sizes, proportions and file formats.
 """
 
-import argparse
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
+
+from vit_jax.tools import parsers
 
 CLASSES = ('checks', 'circle', 'rings', 'star', 'stripes', 'triangle')
 PER_CLASS = 40
@@ -62,9 +63,7 @@ def _colours(rng):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = parsers.parser(__doc__, 'tools.samples DIR')
   parser.add_argument('folder', type=pathlib.Path)
   folder = parser.parse_args(argv).folder
   for label, name in enumerate(CLASSES):

@@ -10,7 +10,7 @@ from vit_jax.types import Count, Seed, UserError
 
 # The set lists one writer after the other, each with the same sequence of
 # digits. These sequences start at 0, 130, 256, ..., 1029, 1157, 1287, ...
-_FIRST_TEST_SCAN = 1029
+_SPLITS = {'train': slice(1029), 'test': slice(1029, None)}
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -22,10 +22,8 @@ class Digits:
   Both keep the order of the set.
 
   Attributes:
-    split: 'train' or 'test'.
-    examples_per_class: number of scans of each class, chosen at random; None
-      keeps all. For the same seed a smaller subset is part of a larger one.
-    seed: of the choice.
+    examples_per_class: number of scans of each class, chosen at random with
+      `seed`; None keeps all. A smaller subset is part of a larger one.
   """
 
   split: Literal['train', 'test']
@@ -37,9 +35,7 @@ class Digits:
   def __post_init__(self) -> None:
     self.class_names = list('0123456789')
     scans, labels = _scans()
-    rows = np.arange(len(labels))
-    is_train = self.split == 'train'
-    rows = rows[:_FIRST_TEST_SCAN] if is_train else rows[_FIRST_TEST_SCAN:]
+    rows = np.arange(len(labels))[_SPLITS[self.split]]
     if (count := self.examples_per_class) is not None:
       rng = np.random.default_rng(self.seed)
       of_class = [rows[labels[rows] == label] for label in range(10)]

@@ -4,10 +4,9 @@ Made for pretraining without a download. No class is a digit or looks like one,
 but the strokes resemble the scans of `digits.Digits` (thick, deformed, often at
 a resolution of 8x8 pixels).
 
-Each character is rendered once per face into a signed distance field. To draw
-an image, `cv2.remap` samples the field through a random affine and elastic map
-at the resolution of the image. An offset to the distances sets the stroke
-width, and their slope sets the blur.
+Each character is rendered once per face into a signed distance field, which
+`cv2.remap` samples through a random affine and elastic map. An offset to the
+distances sets the stroke width, and their slope sets the blur.
 """
 
 import dataclasses
@@ -24,16 +23,9 @@ from PIL import Image, ImageDraw, ImageFont
 from vit_jax.types import Count, Expect, Seed
 
 FACES = (
-  'DejaVuSans',
-  'DejaVuSans-Bold',
-  'DejaVuSans-Oblique',
-  'DejaVuSansMono',
-  'DejaVuSerif',
-  'DejaVuSerif-Bold',
-  'DejaVuSerif-Italic',
-  'STIXGeneral',
-  'STIXGeneralItalic',
-  'STIXGeneralBol',
+  *('DejaVuSans', 'DejaVuSans-Bold', 'DejaVuSans-Oblique', 'DejaVuSansMono'),
+  *('DejaVuSerif', 'DejaVuSerif-Bold', 'DejaVuSerif-Italic'),
+  *('STIXGeneral', 'STIXGeneralItalic', 'STIXGeneralBol'),
 )
 
 # Letters, punctuation marks and symbols that all faces have, without numbers,
@@ -67,8 +59,7 @@ class Glyphs:
   FreeType or OpenCV; labels do not.
 
   Attributes:
-    image_size: side in pixels, at least 8.
-    num_examples: length of the source; images are not stored.
+    image_size: side in pixels.
     seed: use another seed for other images, e.g. for validation.
     num_classes: the first ones of CHARACTERS.
   """
@@ -180,8 +171,7 @@ def _grid(size):
 def _distance_field(label, face):
   """Return (signed distance field, half stroke width, glyph (width, height)).
 
-  The field is uint8 [64, 64], 128 at the outline and more inside. Measures are
-  in its pixels.
+  The field is uint8 [64, 64], 128 at the outline. Units are its pixels.
   """
   mask = _ink(CHARACTERS[label], _font(FACES[face]))
   # At twice the size of the field, for outlines between its pixels.

@@ -44,7 +44,6 @@ _LEAST = 30  # images for t-SNE; of fewer, the distances mean nothing
 
 
 def parser() -> argparse.ArgumentParser:
-  """Return the ArgumentParser."""
   made = parsers.parser(
     __doc__, 'tools.look --weights=WEIGHTS --output=DIR IMAGES ...'
   )
@@ -98,13 +97,11 @@ def _run(args):
   classes = arrays.classes([x['path'] for x in looks])
   for look, name in zip(looks, classes or ()):
     look['class'] = name
-  if not looks:
-    return predict.exit_status(skipped, len(paths))
   fewer = {
     'maps': ('--num_maps', looks[: args.num_maps]),
     'tsne': ('--num_points', arrays.sample(looks, args.num_points)),
   }
-  for name in of_images:
+  for name in of_images if looks else ():
     flag, shown = fewer.get(name, ('', looks))
     if len(shown) < len(looks):
       text = f'{name}: {len(shown):,} of {len(looks):,} images ({flag})'
@@ -137,7 +134,6 @@ def _kept(looks, num_maps):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Run the command, and end with its exit status."""
   args = parser().parse_intermixed_args(argv)
   with terminal.one_message():
     sys.exit(_run(args))

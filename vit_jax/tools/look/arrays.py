@@ -75,11 +75,10 @@ def look_at(
   figures: Sequence[str] = OF_IMAGES,
   batch_size: int = 8,
 ) -> Iterator[dict[str, Any]]:
-  """Yield what a model attends to in each image, in order.
+  """Yield the dicts of `forward_fn`, with 'path', of the images, in order.
 
-  These are the dicts of `forward_fn`, with 'path'. An image that cannot be read
-  has 'path' and 'error'. `figures` are some of OF_IMAGES. The attention of one
-  layer for a batch must fit in memory.
+  An image that cannot be read has 'path' and 'error'. `figures` are some of
+  OF_IMAGES. The attention of one layer for a batch must fit in memory.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, figures)
@@ -91,17 +90,13 @@ def forward_fn(
 ) -> Callable[..., dict[str, jax.Array]]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
 
-  Args:
-    weights, model: of `pretrained.build`.
-    figures: some of OF_IMAGES, and 'heads'.
-
-  Returns:
-    Function whose arrays are float32, for each image 'maps' [L, h, gh, gw], the
-    attention from the tokens of `Pooling.token_weights`, such as the class
-    token; 'rollout' [gh, gw]; 'heads' [L, h, gh, gw] of
-    `attention.rollout_of_heads`; 'distance' [L, h] in pixels; 'features' [D],
-    the input of the head, for 'tsne'; 'norms' [L, N] of the tokens after each
-    layer; 'patches' [gh, gw, D] after the final norm, for 'pca'.
+  `figures` are some of OF_IMAGES, and 'heads'. The arrays are float32, for each
+  image 'maps' [L, h, gh, gw], the attention from the tokens of
+  `Pooling.token_weights`, such as the class token; 'rollout' [gh, gw]; 'heads'
+  [L, h, gh, gw] of `attention.rollout_of_heads`; 'distance' [L, h] in pixels;
+  'features' [D], the input of the head, for 'tsne'; 'norms' [L, N] of the
+  tokens after each layer; 'patches' [gh, gw, D] after the final norm, for
+  'pca'.
   """
   with_attention = {*figures} - {'tsne', *OF_PATCHES}
   options = {'maps': (-1,)} if 'pca' in figures else {}
@@ -143,8 +138,7 @@ def forward_fn(
       )
       out['maps'] = patches(maps)
     if 'rollout' in figures:
-      rows = attention.rollout(*layers, start=start)
-      out['rollout'] = patches(rows[:, 0])
+      out['rollout'] = patches(attention.rollout(*layers, start=start)[:, 0])
     if 'heads' in figures:
       rows = attention.rollout_of_heads(*layers, start=start)
       out['heads'] = patches(rows[:, :, :, 0])
@@ -157,10 +151,9 @@ def forward_fn(
 
 
 def tsne(features: Any) -> np.ndarray:
-  """Return points [n, 2] that keep the neighbours of the features [n, D].
+  """Return points [n, 2]: t-SNE of the first 50 principal components of [n, D].
 
-  This is t-SNE (van der Maaten and Hinton, 2008) of the first 50 principal
-  components.
+  See van der Maaten and Hinton, 2008.
   """
   import sklearn.decomposition  # takes a second
   import sklearn.manifold

@@ -64,8 +64,8 @@ def rollout(
 ) -> None:
   """Draw sheets of images next to their rollout; the second is PATH-2.
 
-  Small models attend to some places in all images. So each image of several
-  also has what exceeds the mean over all images.
+  Each image of several also has what exceeds the mean over all images, because
+  small models attend to some places in all images.
   """
   few = min(len(looks), PER_SHEET) <= _FEW
   images = _images(weights, looks, 2 * _PX if few else _PX)
@@ -95,8 +95,7 @@ def tsne(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   points = arrays.tsne([look['features'] for look in looks])
   classes = [look.get('class', '') for look in looks]
   embedding_figures.scatter(points, path, classes if any(classes) else None)
-  names = np.array(classes, str)
-  _write(path, points=points, paths=_paths(looks), classes=names)
+  _write(path, points=points, paths=_paths(looks), classes=classes)
 
 
 def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
@@ -169,9 +168,8 @@ def finer_images(
   factor = -(-px // min(shape[:2]))
   finer = shape[0] * factor, shape[1] * factor
   transforms = scale(weights.transforms, finer, old=shape)
-  for _, image in image_files.load(
-    paths, transforms, channels=shape[2], ahead=8
-  ):
+  loaded = image_files.load(paths, transforms, channels=shape[2], ahead=8)
+  for _, image in loaded:
     if isinstance(image, ValueError):
       raise image
     yield image
