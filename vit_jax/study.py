@@ -64,7 +64,6 @@ def study(
   `best_of` and reports, and missing data, are errors before the first run.
 
   Args:
-    workdir: of the study.
     runs: {name: config}.
     order: of their names; None: alphabetical, as a ConfigDict sorts its keys.
     report: objects with __call__(results), which writes about the runs that are
@@ -129,10 +128,8 @@ def ordered(
       f'runs are {", ".join(order)} (`order`).'
     )
 
-  def filled(value):
-    if not isinstance(value, str):
-      return value
-    return value.replace('{workdir}', str(workdir))
+  def filled(x):
+    return x.replace('{workdir}', str(workdir)) if isinstance(x, str) else x
 
   return {
     name: ml_collections.ConfigDict(jax.tree.map(filled, runs[name].to_dict()))
@@ -144,12 +141,8 @@ def needed_by(
   name: str, runs: Mapping[str, Any], workdir: epath.Path
 ) -> list[str]:
   """Return the names of the runs that must be done before this one."""
-  texts = [f'{x}/' for x in jax.tree.leaves(runs[name].to_dict())]
-  found = [
-    other
-    for other in runs
-    if any(text.startswith(f'{workdir / other}/') for text in texts)
-  ]
+  text = ''.join(f'\n{x}/' for x in jax.tree.leaves(runs[name].to_dict()))
+  found = [x for x in runs if f'\n{workdir / x}/' in text]
   if best := runs[name].get('best_of'):
     candidates = [x for x in runs if re.fullmatch(best.get('runs', ''), x)]
     if not candidates or sorted(best) != ['metric', 'runs', 'take']:
@@ -241,13 +234,8 @@ def _check(name, config, path, shared, allowed):
       f'The run {name} starts from weights. Set --config.shared.weights=PATH.'
     )
   configs.check_set(call, config, f'runs.{name}.')
-  workdirs.check_changes(
-    path,
-    now,
-    allowed,
-    without=best.get('take', ()),
-    is_done=bool(outcome(path)),
-  )
+  without, is_done = best.get('take', ()), bool(outcome(path))
+  workdirs.check_changes(path, now, allowed, without=without, is_done=is_done)
 
 
 def _check_sources(runs):
@@ -325,8 +313,7 @@ def _run(config, path, preset, allowed):
     write_atomically(path / DONE, json.dumps(found) + '\n')
   if 'diverged' in found:
     page.write_at_end(path)
-  if jax.process_count() > 1:  # the other hosts read it
-    multihost_utils.sync_global_devices(str(path))
+  multihost_utils.sync_global_devices(str(path))  # other hosts read the file
 
 
 def _report(reports, runs, workdir):

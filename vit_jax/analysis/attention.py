@@ -32,13 +32,13 @@ def recorded(
   """
   names = [name for name in intermediates if name.startswith('block')]
   names.sort(key=lambda name: (len(name), name))  # block_10 after block_9
-  layers = []
-  for name in names:
-    found = intermediates[name].get('attn', {})
-    if 'q' in found:
-      # Each call of a module appends its own.
-      added = found.get('position_logits', (None,))
-      layers.append((found['q'][0], found['k'][0], added[0]))
+  found = [intermediates[name].get('attn', {}) for name in names]
+  # Each call of a module appends its own.
+  layers = [
+    (x['q'][0], x['k'][0], x.get('position_logits', (None,))[0])
+    for x in found
+    if 'q' in x
+  ]
   if not layers:
     raise UserError(
       'No queries and keys were recorded. Either the model has no attention '

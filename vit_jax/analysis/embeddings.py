@@ -24,8 +24,7 @@ def filters(kernel: Array, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   _, singular, rows = np.linalg.svd(points, full_matrices=False)
   variances = singular**2
   count = min(count, dim - 1, rows.shape[1])
-  rows = rows[:count]
-  rows = _turned(rows)
+  rows = _turned(rows[:count])
   shares = variances[:count] / max(variances.sum(), np.finfo(float).tiny)
   return rows.reshape(-1, *shape).astype('float32'), shares.astype('float32')
 

@@ -87,7 +87,7 @@ class Classification(SplitEvaluator):
       )
     self._names = getattr(self.data.source, 'class_names', None)
     self.class_names = self._names if self.same_classes else None
-    self._classes: np.ndarray | None = None  # to choose among; None: all
+    self._classes: slice | np.ndarray = slice(None)  # to choose among: all
     if self.restrict:
       labels = views.labels(self.data.source)
       occur = labels if labels.ndim == 1 else np.nonzero(labels > 0)[1]
@@ -113,8 +113,7 @@ class Classification(SplitEvaluator):
       mirrored = self._logits(params, images[:, :, ::-1])
       logits = _average(jnp.stack([logits, mirrored]), self.loss)
     targets = classification.soft_targets(labels, logits.shape[-1])
-    if self._classes is not None:
-      logits, targets = logits[:, self._classes], targets[:, self._classes]
+    logits, targets = logits[:, self._classes], targets[:, self._classes]
     num_classes = logits.shape[-1]
     top5 = jax.lax.top_k(logits, min(5, num_classes))[1]
     hits = jnp.take_along_axis(targets, top5, axis=-1) > 0
@@ -183,9 +182,7 @@ class Classification(SplitEvaluator):
       if self.intervals and name in columns:
         low, high = wilson(columns[name])
         found |= {f'{name}_low': low, f'{name}_high': high}
-    classes = self._classes
-    if classes is None:
-      classes = np.arange(self.model.num_classes)
+    classes = np.arange(self.model.num_classes)[self._classes]
     self.predictions = Predictions(
       index=columns['index'],
       true=classes[columns['true']],

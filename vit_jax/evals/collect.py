@@ -8,7 +8,7 @@ float64, so they do not depend on devices, hosts and batch size.
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -80,9 +80,7 @@ class Collector:
       found = jax.device_get(out)
       mask = found.pop('mask')
       rows.append({name: x[mask] for name, x in found.items()})
-    columns = {
-      name: np.concatenate([row[name] for row in rows]) for name in rows[0]
-    }
+    columns = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
     order = np.argsort(columns['index'], kind='stable')
     return {name: column[order] for name, column in columns.items()}
 
@@ -111,6 +109,8 @@ def means(columns: Columns, names: Iterable[str]) -> dict[str, float]:
 class SplitEvaluator:
   """Base of the evaluators of one split; a subclass also defines `run`."""
 
+  labelled: ClassVar[bool] = True  # whether the metrics need labels
+
   model: Any
   _: dataclasses.KW_ONLY
   preprocess: Preprocess
@@ -118,11 +118,11 @@ class SplitEvaluator:
   data: Data
 
   def __post_init__(self) -> None:
+    if not self.labelled:
+      self.data = dataclasses.replace(self.data, labels=False)
+    classes = self.model.num_classes
     self._collect = Collector(
-      self.measure,
-      data=self.data,
-      mesh=self.mesh,
-      num_classes=self.model.num_classes,
+      self.measure, data=self.data, mesh=self.mesh, num_classes=classes
     )
     self.check = self._collect.check
     self.transforms = self.data.transforms  # for predictions, see train

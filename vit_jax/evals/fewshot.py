@@ -77,7 +77,6 @@ class FewShot:
 
     '{k}shot_l2_seed{s}' is the chosen l2, if there are several.
     """
-    del val
     results = {}
     for shots in self.shots:
       accuracies = []

@@ -55,7 +55,6 @@ class Knn:
     self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
     """Return {'k{k}_t{T}': accuracy}."""
-    del val
     classes, numbers = np.unique(train.y, return_inverse=True)
     similarities, rows = neighbours(train.x, test.x, max(self.k))
     labels, found = numbers[rows], {}

@@ -26,9 +26,9 @@ class MaskedPatches(SplitEvaluator):
 
   def __post_init__(self) -> None:
     self._prediction = Prediction(self.model, self.preprocess, self.task)
-    self.data = dataclasses.replace(self.data, labels=False)
     super().__post_init__()
 
+  labelled = False
   metrics: ClassVar[Kinds] = {
     'loss': Kind(better='lower', main=True),
     'accuracy': ACCURACY,

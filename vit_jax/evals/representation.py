@@ -33,10 +33,7 @@ class Representation(SplitEvaluator):
 
   features: str = 'pre_logits'
 
-  def __post_init__(self) -> None:
-    self.data = dataclasses.replace(self.data, labels=False)
-    super().__post_init__()
-
+  labelled = False
   metrics: ClassVar[Kinds] = {
     'rank': Kind(better='higher', main=True),
     'spread': Kind(better='higher'),

@@ -76,8 +76,7 @@ class Chooser:
     if case not in self.record:
       seconds = self._measure(model, images, device, backward)
       fastest = names.index(min(seconds, key=seconds.get)) if seconds else -1
-      if jax.process_count() > 1:
-        fastest = int(multihost_utils.broadcast_one_to_all(np.int32(fastest)))
+      fastest = int(multihost_utils.broadcast_one_to_all(np.int32(fastest)))
       if fastest < 0:
         return model
       self.record[case] = names[fastest]
@@ -143,10 +142,8 @@ def compile_layer(
   # Outside of the mesh, whose device may only be described.
   rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
   with jax.set_mesh(_mesh_of(device)):
-    params = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-      jax.eval_shape(module.init, rngs, tokens)['params'],
-    )
+    shapes = jax.eval_shape(module.init, rngs, tokens)['params']
+    params = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
     return jax.jit(step).lower(params, tokens).compile()
 
 

@@ -9,23 +9,20 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from flax import linen as nn
+from jax import Array
 
 from vit_jax.models.attention import Attention
 from vit_jax.models.pooling import Mean, Pooling
-from vit_jax.models.posemb import Layout, Relative
+from vit_jax.models.posemb import Grid, Layout, Relative
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import Block, VisionTransformer
 from vit_jax.types import UserError
 
 
 def along(
-  axis: int,
-  fn: Callable[[jax.Array], jax.Array],
-  x: jax.Array,
-  grid: tuple[int, int],
-) -> jax.Array:
+  axis: int, fn: Callable[[Array], Array], x: Array, grid: Grid
+) -> Array:
   """Apply fn to each row (axis 1) or column (axis 0) of a grid as a sequence.
 
   `x` is [B, gh * gw, D], row by row; fn maps [lines, tokens, D] to the same.
@@ -41,23 +38,12 @@ class AxialBlock(Block):
 
   @nn.compact
   def __call__(
-    self,
-    x: jax.Array,
-    drop_rate: jax.Array | None = None,
-    shared: Any = None,
-  ) -> jax.Array:
-    block = functools.partial(
-      Block,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      options=self.options,
-      dropout=self.dropout,
-      attention=self.attention,
-      dtype=self.dtype,
-      train=self.train,
-    )
+    self, x: Array, drop_rate: Array | None = None, shared: Any = None
+  ) -> Array:
+    names = Block.__dataclass_fields__.keys() - {'parent', 'name'}
+    fields = {name: getattr(self, name) for name in names}
     for axis, name in ((1, 'row'), (0, 'column')):
-      layer = functools.partial(block(name=name), drop_rate=drop_rate)
+      layer = functools.partial(Block(**fields, name=name), drop_rate=drop_rate)
       x = along(axis, layer, x, self.layout.grid)
     return x
 
@@ -104,7 +90,7 @@ class AxialAttention(nn.Module):
   num_heads: int = 8
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: Array) -> Array:
     shape, grid = x.shape, (x.shape[1], x.shape[2])
     x = x.reshape(shape[0], -1, shape[-1])
     for axis, name in ((1, 'row'), (0, 'column')):

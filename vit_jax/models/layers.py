@@ -17,7 +17,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from vit_jax.types import (
   Array,
@@ -81,9 +81,7 @@ def platform() -> str:
   return device.platform if device else jax.default_backend()
 
 
-def batch_axes(
-  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
-) -> tuple[str, ...]:
+def batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
   """Return the names of the axes of a mesh that the batch is sharded over."""
   return tuple(a for a in mesh.axis_names if not is_model_axis(a))
 
@@ -102,10 +100,9 @@ def keep_batch_split(x: jax.Array) -> jax.Array:
   compiler's estimate.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  if not any(a.startswith('fsdp') and n > 1 for a, n in mesh.shape.items()):
-    return x
+  is_fsdp = any(a.startswith('fsdp') and n > 1 for a, n in mesh.shape.items())
   axes = batch_axes(mesh)
-  if x.shape[0] % math.prod(mesh.shape[a] for a in axes):
+  if not is_fsdp or x.shape[0] % math.prod(mesh.shape[a] for a in axes):
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
 
@@ -172,10 +169,7 @@ def _mixed_matmul_backward(saved, gradient):
   kernel_ = _rounded(kernel, x.dtype)
   of_x = jax.lax.dot_general(gradient, kernel_, ((last, (1,)), ((), ())))
   of_kernel = jax.lax.dot_general(
-    x,
-    gradient,
-    ((rows, rows), ((), ())),
-    preferred_element_type=kernel.dtype,
+    x, gradient, ((rows, rows), ((), ())), preferred_element_type=kernel.dtype
   )
   return of_x, of_kernel
 
@@ -192,12 +186,6 @@ def _rounded(kernel, dtype):
   rounded = kernel.astype(dtype)
   is_tpu = platform() == 'tpu'
   return jax.lax.optimization_barrier(rounded) if is_tpu else rounded
-
-
-class LayerNorm(nn.LayerNorm):
-  """Flax's LayerNorm with the epsilon of the paper's code."""
-
-  epsilon: float = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +248,7 @@ class BlockOptions:
 
   def make_norm(self, dtype: Any, name: str) -> nn.Module:
     """Return a norm of the module that calls this."""
-    cls: Any = LayerNorm if self.norm == 'layer' else nn.RMSNorm
+    cls: Any = nn.LayerNorm if self.norm == 'layer' else nn.RMSNorm
     return cls(self.norm_eps, dtype=dtype, name=name)
 
 
@@ -316,13 +304,11 @@ _POLICIES = {
 Remat = Literal['none', 'dots', 'full']
 
 
-def remat(
-  module: type[nn.Module], name: str, **options: Any
-) -> type[nn.Module]:
+def remat(cls: type[nn.Module], name: str, **options: Any) -> type[nn.Module]:
   """Return a module class with a rematerialisation, see VisionTransformer."""
   if name == 'none':
-    return module
-  return nn.remat(module, policy=_POLICIES[name], **options)
+    return cls
+  return nn.remat(cls, policy=_POLICIES[name], **options)
 
 
 def run_layers(
@@ -392,11 +378,9 @@ class Normalize:
   std: Positive | tuple[Positive, ...] = 127.5
 
   def __call__(self, images: Array) -> jax.Array:
-    mean = jnp.asarray(self.mean, jnp.float32)
-    std = jnp.asarray(self.std, jnp.float32)
     shape = (1,) * (images.ndim - 1) + (-1,)
-    scaled = jnp.asarray(images, jnp.float32) - mean.reshape(shape)
-    return scaled / std.reshape(shape)
+    mean, std = (jnp.float32(x).reshape(shape) for x in (self.mean, self.std))
+    return (jnp.float32(images) - mean) / std
 
 
 @dataclasses.dataclass(frozen=True)
@@ -449,13 +433,10 @@ class PatchEmbedding:
     x = self.cut(images)
     batch, gh, gw = x.shape[:3]
     # A convolution whose stride is its kernel size is one matrix product.
+    shape = x.shape[3:], (module.width,)
+    init = initializer('embedding', self.init_std)
     x = Dense(
-      x.shape[3:],
-      (module.width,),
-      initializer('embedding', self.init_std),
-      dtype=module.dtype,
-      bias=self.bias,
-      name='embedding',
+      *shape, init, dtype=module.dtype, bias=self.bias, name='embedding'
     )(x)
     if self.norm == 'patches':
       x = module.block.make_norm(module.dtype, 'embedding_norm')(x)
@@ -518,22 +499,17 @@ class Head:
     """
     out = {'pooled': x}
     if self.representation_size:
-      outputs = (self.representation_size,)
+      shape = x.shape[-1:], (self.representation_size,)
       init = initializer('pre_logits', self.init_std)
-      dense = layer(
-        x.shape[-1:], outputs, init, dtype=module.dtype, name='pre_logits'
-      )
+      dense = layer(*shape, init, dtype=module.dtype, name='pre_logits')
       x = jnp.tanh(dense(x))
     out['pre_logits'] = x
     if module.num_classes:
-      out['logits'] = layer(
-        x.shape[-1:],
-        (module.num_classes,),
-        initializer('head', self.init_std),
-        nn.initializers.constant(self.bias_init),
-        bias=self.bias,
-        name='head',
-      )(x)
+      sizes = x.shape[-1:], (module.num_classes,)
+      init = initializer('head', self.init_std)
+      bias_init = nn.initializers.constant(self.bias_init)
+      head = layer(*sizes, init, bias_init, bias=self.bias, name='head')
+      out['logits'] = head(x)
     return out
 
 
@@ -543,16 +519,12 @@ class Classifier(nn.Module):
   def __call__(
     self, images: jax.Array, *, train: bool = False, **options: Any
   ) -> jax.Array:
-    """Compute logits, or the pooled representation if there is no head.
+    """Return 'logits' of `features`, or 'pre_logits' if there is no head.
 
     Args:
       images: float [B, H, W, C], normalised as in training, such as [-1, 1].
-      train: whether dropout and stochastic depth act; they need an rng
-        'dropout'.
-      **options: other arguments of features().
-
-    Returns:
-      'logits' of features() or, without a head, 'pre_logits'.
+      train: whether dropout and stochastic depth act, with an rng 'dropout'.
+      **options: other arguments of `features`.
     """
     out = self.features(images, train=train, per_layer=False, **options)
     return out['logits'] if self.num_classes else out['pre_logits']

@@ -11,13 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models import layers
-from vit_jax.models.layers import (
-  BlockOptions,
-  Gelu,
-  Head,
-  LayerNorm,
-  PatchEmbedding,
-)
+from vit_jax.models.layers import BlockOptions, Gelu, Head, PatchEmbedding
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Positive
 
 
@@ -32,19 +26,14 @@ class MixerBlock(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: jax.Array,
-    drop_rate: jax.Array | None = None,
-    shared: Any = None,
+    self, x: jax.Array, drop_rate: jax.Array | None = None, shared: Any = None
   ) -> jax.Array:
     """Apply the layer; drop_rate is of stochastic depth, shared is not used."""
     x = layers.keep_batch_split(x)
-    norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
+    norm = functools.partial(nn.LayerNorm, self.norm_eps, dtype=self.dtype)
+    options = BlockOptions(mlp=self.mlp)
     mlp = functools.partial(
-      layers.Mlp,
-      options=BlockOptions(mlp=self.mlp),
-      dtype=self.dtype,
-      kernel_init='mixing',
+      layers.Mlp, options=options, dtype=self.dtype, kernel_init='mixing'
     )
     y = jnp.swapaxes(norm(name='norm1')(x), 1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, name='token_mixing')(y)
@@ -101,6 +90,6 @@ class MlpMixer(layers.Classifier):
       dtype=self.dtype,
     )
     out |= outputs
-    norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')
+    norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')
     out['tokens'] = x = norm(x)
     return out | self.head(self, x.mean(axis=1))

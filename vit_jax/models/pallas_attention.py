@@ -53,11 +53,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size > 1:  # the compiler cannot shard kernels
     names = tuple(a for a in mesh.axis_names if is_model_axis(a))
-    spec = PartitionSpec(
-      _dividing(mesh, batch_axes(mesh), len(q)),
-      None,
-      _dividing(mesh, names, heads),
-    )
+    examples = _dividing(mesh, batch_axes(mesh), len(q))
+    spec = PartitionSpec(examples, None, _dividing(mesh, names, heads))
     # The check of replicated values (check_vma) does not support kernels.
     local = jax.shard_map(
       local, in_specs=(spec,) * 3, out_specs=spec, check_vma=False
@@ -167,8 +164,7 @@ def _call(kernel, width, arrays):
     out_specs=[block] * len(out),
     out_shape=out,
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=('parallel', 'parallel'),
-      vmem_limit_bytes=_LIMIT,
+      dimension_semantics=('parallel', 'parallel'), vmem_limit_bytes=_LIMIT
     ),
     cost_estimate=pl.CostEstimate(
       flops=flops * heads * width,

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import Array
 
 from vit_jax.models import layers
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import INIT, BlockOptions, Dense, Head
-from vit_jax.models.posemb import Layout, PositionEmbedding
+from vit_jax.models.posemb import Grid, Layout, PositionEmbedding
 from vit_jax.types import Count, Natural, Params
 
 
@@ -40,14 +41,14 @@ class Pooling:
 
   distillation_token = False  # whether one follows the class token
 
-  def layout(self, grid: tuple[int, int]) -> Layout:
+  def layout(self, grid: Grid) -> Layout:
     """Return the Layout of tokens for patches of a grid (gh, gw)."""
     tokens = self.class_token, self.num_registers, self.distillation_token
     return Layout((grid[0], grid[1]), *tokens)
 
   def tokens(
     self, module: nn.Module, posemb: PositionEmbedding, layout: Layout
-  ) -> list[jax.Array]:
+  ) -> list[Array]:
     """Return the tokens before the patches, each float32 [1, ., D]."""
     names = ['cls'] * layout.class_token + ['dist'] * layout.distillation_token
     found = []
@@ -63,22 +64,20 @@ class Pooling:
     """Return the tokens that are pooled, by default the patches."""
     return slice(layout.prefix, None)
 
-  def __call__(
-    self, module: nn.Module, tokens: jax.Array, layout: Layout
-  ) -> jax.Array:
+  def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
     """Pool tokens: [B, N, D] -> [B, D], or those of `read`, [B, ., D]."""
     return tokens[:, self.read(layout)]
 
   def classify(
-    self, module: nn.Module, head: Head, x: jax.Array
-  ) -> dict[str, jax.Array]:
+    self, module: nn.Module, head: Head, x: Array
+  ) -> dict[str, Array]:
     """Return the features of the head by name, see `Head.__call__`.
 
     `x` is the result of `__call__`, after the final LayerNorm.
     """
     return head(module, x)
 
-  def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
+  def token_weights(self, layout: Layout, intermediates: Params) -> Array:
     """Return the weights of tokens in the representation, [B or 1, 1, N].
 
     They sum to one; attention rollout starts from them. `intermediates` is what
@@ -98,9 +97,7 @@ class ClassToken(Pooling):
   def read(self, layout: Layout) -> slice:
     return slice(1)
 
-  def __call__(
-    self, module: nn.Module, tokens: jax.Array, layout: Layout
-  ) -> jax.Array:
+  def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
     return tokens[:, 0]
 
 
@@ -120,8 +117,8 @@ class DistillationToken(Pooling):
     return slice(2)
 
   def classify(
-    self, module: nn.Module, head: Head, x: jax.Array
-  ) -> dict[str, jax.Array]:
+    self, module: nn.Module, head: Head, x: Array
+  ) -> dict[str, Array]:
     found = head(module, x, layer=DensePerToken)  # each [B, 2, .]
     out = {name: both.mean(axis=1) for name, both in found.items()}
     if 'logits' in found:
@@ -134,9 +131,7 @@ class DistillationToken(Pooling):
 class Mean(Pooling):
   """Mean over the patches (figure 9)."""
 
-  def __call__(
-    self, module: nn.Module, tokens: jax.Array, layout: Layout
-  ) -> jax.Array:
+  def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
     return tokens[:, layout.prefix :].mean(axis=1)
 
 
@@ -161,9 +156,7 @@ class Map(Pooling):
   def read(self, layout: Layout) -> slice:
     return slice(0 if self.all_tokens else layout.prefix, None)
 
-  def __call__(
-    self, module: nn.Module, tokens: jax.Array, layout: Layout
-  ) -> jax.Array:
+  def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
     return MapHead(
       num_heads=self.num_heads or module.num_heads,
       mlp_dim=self.mlp_dim or module.mlp_dim,
@@ -173,7 +166,7 @@ class Map(Pooling):
       name='map_head',
     )(tokens[:, self.read(layout)])
 
-  def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
+  def token_weights(self, layout: Layout, intermediates: Params) -> Array:
     """Return the attention of the query, mean over heads."""
     found = intermediates['map_head']['attn']
     q, k = (found[name][0].astype(jnp.float32) for name in 'qk')
@@ -193,7 +186,7 @@ class MapHead(nn.Module):
   attention: str = 'auto'
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: Array) -> Array:
     shape, options = (1, 1, tokens.shape[-1]), self.options
     probe = self.param('probe', INIT['probe'], shape)
     probe = jnp.broadcast_to(probe, (tokens.shape[0], *shape[1:]))
@@ -216,7 +209,7 @@ class DensePerToken(Dense):
   """
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: Array) -> Array:
     fields = self.inputs, self.outputs, self.kernel_init, self.bias_init
     dense = functools.partial(Dense, *fields, self.dtype)
     tokens = dense(name='cls')(x[:, 0]), dense(name='dist')(x[:, 1])

@@ -6,27 +6,28 @@ methods it needs; nothing else has to change. Shapes as in vit.py.
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import Array
 
 from vit_jax.models import resample
 from vit_jax.types import FlatParams, NonNegative, Positive, Shape, UserError
 
+Grid = tuple[int, int]  # (gh, gw), rows and columns of patches
+Table = np.ndarray  # [gh, gw, D], an embedding for each patch
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Order of the tokens: class, distillation, registers, patches row by row.
+  """Order of the tokens: class, distillation, registers, patches row by row."""
 
-  `grid` is (gh, gw) of the patches. Registers have no position.
-  """
-
-  grid: tuple[int, int]
+  grid: Grid
   class_token: bool = False
-  num_registers: int = 0
+  num_registers: int = 0  # without a position
   distillation_token: bool = False
 
   @property
@@ -44,31 +45,29 @@ class PositionEmbedding:
   """Interface of position embeddings, whose methods change nothing here.
 
   Methods with the argument `module` may create parameters in it. The model
-  calls `add_to_patches` and `add_to_token`; it calls `shared`, and its layers
+  calls `add_to_patches`, `add_to_token` and `shared`; its layers call
   `add_to_layer`, `queries_and_keys` and `logits`, only if `in_layers`.
 
   Attributes:
     resize_method: method that resizes tables by default, see `resample.resize`.
+    grid_tables: beginnings of the names of tables [..., gh, gw, D].
   """
 
-  resize_method: resample.Method = dataclasses.field(
-    default='paper', kw_only=True
-  )
+  grid_tables: ClassVar[tuple[str, ...]] = ()
+
+  _: dataclasses.KW_ONLY
+  resize_method: resample.Method = 'paper'
 
   @property
   def in_layers(self) -> bool:
     """Whether the embedding acts in the layers."""
     return False
 
-  def add_to_patches(
-    self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
-  ) -> jax.Array:
+  def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
     """Add positions to embedded patches, float32 [B, gh * gw, D]."""
     return x
 
-  def add_to_token(
-    self, module: nn.Module, name: str, token: jax.Array
-  ) -> jax.Array:
+  def add_to_token(self, module: nn.Module, name: str, token: Array) -> Array:
     """Add a position to the token 'cls' or 'dist', [1, 1, D]."""
     return token
 
@@ -80,25 +79,18 @@ class PositionEmbedding:
     return None
 
   def add_to_layer(
-    self, module: nn.Module, x: jax.Array, layout: Layout, shared: Any
-  ) -> jax.Array:
+    self, module: nn.Module, x: Array, layout: Layout, shared: Any
+  ) -> Array:
     """Add positions to the input of a layer, [B, N, D]."""
     return x
 
   def queries_and_keys(
-    self,
-    module: nn.Module,
-    q: jax.Array,
-    k: jax.Array,
-    layout: Layout,
-    shared: Any,
-  ) -> tuple[jax.Array, jax.Array]:
+    self, module: nn.Module, q: Array, k: Array, layout: Layout, shared: Any
+  ) -> tuple[Array, Array]:
     """Change queries and keys of a layer, each [B, N, h, d]."""
     return q, k
 
-  def logits(
-    self, module: nn.Module, q: jax.Array, layout: Layout
-  ) -> jax.Array | None:
+  def logits(self, module: nn.Module, q: Array, layout: Layout) -> Array | None:
     """Return what is added to q kᵀ, float32 [B, h, N, N], or None."""
     return None
 
@@ -112,13 +104,14 @@ class PositionEmbedding:
 
     Returns:
       Array of that shape, of NumPy or JAX as the table; None if the parameter
-      is of another class, or differs in more than the grid.
+      is not one of `grid_tables`, or differs in more than the grid.
     """
-    return None
+    same = table.ndim == len(shape) and table.shape[-1] == shape[-1]
+    if not name.startswith(self.grid_tables) or not same:
+      return None
+    return resample.resize(table, (shape[-3], shape[-2]), method)
 
-  def table(
-    self, params: FlatParams, grid: tuple[int, int], width: int
-  ) -> np.ndarray | None:
+  def table(self, params: FlatParams, grid: Grid, width: int) -> Table | None:
     """Return the embeddings of all patches, [gh, gw, D], or None."""
     return None
 
@@ -141,46 +134,34 @@ class Learned(PositionEmbedding):
   at: Literal['stem', 'layers', 'layers_shared'] = 'stem'
   prefix: bool = True
 
+  grid_tables = ('pos_embedding',)
+
   @property
   def in_layers(self) -> bool:
     return self.at != 'stem'
 
-  def add_to_patches(
-    self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
-  ) -> jax.Array:
+  def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
     return x if self.in_layers else x + self._patches(module, grid, x.shape[-1])
 
-  def add_to_token(
-    self, module: nn.Module, name: str, token: jax.Array
-  ) -> jax.Array:
+  def add_to_token(self, module: nn.Module, name: str, token: Array) -> Array:
     if self.in_layers or not self.prefix:
       return token
     return token + self._token(module, name, token.shape)
 
   def shared(
     self, module: nn.Module, layout: Layout, train: bool
-  ) -> jax.Array | None:
+  ) -> Array | None:
     is_shared = self.at == 'layers_shared'
     return self._tokens(module, layout, module.width) if is_shared else None
 
   def add_to_layer(
-    self, module: nn.Module, x: jax.Array, layout: Layout, shared: Any
-  ) -> jax.Array:
+    self, module: nn.Module, x: Array, layout: Layout, shared: Any
+  ) -> Array:
     if self.at == 'layers':
       shared = self._tokens(module, layout, x.shape[-1])
     return x + shared.astype(x.dtype)
 
-  def resize(
-    self, name: str, table: Any, shape: Shape, method: str = 'paper'
-  ) -> Any:
-    same = table.ndim == len(shape) and table.shape[-1] == shape[-1]
-    if not name.startswith('pos_embedding') or not same:
-      return None
-    return resample.resize(table, (shape[-3], shape[-2]), method)
-
-  def table(
-    self, params: FlatParams, grid: tuple[int, int], width: int
-  ) -> np.ndarray | None:
+  def table(self, params: FlatParams, grid: Grid, width: int) -> Table | None:
     table = params.get('pos_embedding')
     return None if table is None else np.asarray(table)[0]
 
@@ -197,12 +178,9 @@ class Learned(PositionEmbedding):
 
   def _tokens(self, module, layout, width):
     """Return [1, N, D], with zeros for tokens without a position."""
-    has = {'cls': layout.class_token, 'dist': layout.distillation_token}
-    parts = [
-      self._token(module, name, (1, 1, width))
-      for name in has
-      if has[name] and self.prefix
-    ]
+    names = ['cls'] * layout.class_token + ['dist'] * layout.distillation_token
+    shape = 1, 1, width
+    parts = [self._token(module, x, shape) for x in names if self.prefix]
     parts.append(jnp.zeros((1, layout.prefix - len(parts), width)))
     parts.append(self._patches(module, layout.grid, width))
     return jnp.concatenate(parts, axis=1)
@@ -210,36 +188,26 @@ class Learned(PositionEmbedding):
 
 @dataclasses.dataclass(frozen=True)
 class Learned2d(Learned):
-  """Learned embeddings of columns (x) and rows (y), concatenated.
+  """Learned embeddings of columns (x) and rows (y), concatenated; D is even."""
 
-  D is even. The attributes are those of Learned.
-  """
-
-  def table(
-    self, params: FlatParams, grid: tuple[int, int], width: int
-  ) -> np.ndarray | None:
+  def table(self, params: FlatParams, grid: Grid, width: int) -> Table | None:
     if 'pos_embedding_x' not in params:
       return None
     x, y = (params[f'pos_embedding_{axis}'] for axis in 'xy')
     return np.asarray(_concatenate(x, y))[0]
 
   def _patches(self, module, grid, width):
-    shapes = {
-      'x': (1, 1, grid[1], width // 2),
-      'y': (1, grid[0], 1, width // 2),
-    }
+    cells = {'x': (1, grid[1]), 'y': (grid[0], 1)}
     x, y = (
-      _table(module, f'pos_embedding_{axis}', shape, self.init_std)
-      for axis, shape in shapes.items()
+      _table(module, f'pos_embedding_{k}', (1, *n, width // 2), self.init_std)
+      for k, n in cells.items()
     )
     return _concatenate(x, y).reshape(1, -1, width)
 
 
 def _concatenate(x, y):
   """[1, 1, gw, D/2], [1, gh, 1, D/2] -> [1, gh, gw, D]."""
-  grid = jnp.broadcast_shapes(x.shape, y.shape)
-  both = [jnp.broadcast_to(table, grid) for table in (x, y)]
-  return jnp.concatenate(both, axis=-1)
+  return jnp.concatenate(jnp.broadcast_arrays(x, y), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,15 +221,11 @@ class SinCos2d(PositionEmbedding):
 
   temperature: Positive = 10_000.0
 
-  def add_to_patches(
-    self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
-  ) -> jax.Array:
+  def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
     width = x.shape[-1]
     return x + self.table({}, grid, width).reshape(1, -1, width)
 
-  def table(
-    self, params: FlatParams, grid: tuple[int, int], width: int
-  ) -> np.ndarray:
+  def table(self, params: FlatParams, grid: Grid, width: int) -> Table:
     if width % 4 or width < 8:
       raise UserError(f'SinCos2d needs a width of 8, 12, 16, ..., got {width}.')
     omega = self.temperature ** -(np.arange(width // 4) / (width // 4 - 1))
@@ -290,9 +254,7 @@ class Relative(PositionEmbedding):
   init_std: NonNegative = 0.02
   in_layers = True
 
-  def logits(
-    self, module: nn.Module, q: jax.Array, layout: Layout
-  ) -> jax.Array:
+  def logits(self, module: nn.Module, q: Array, layout: Layout) -> Array:
     gh, gw = layout.grid
     heads = q.shape[2:]
     shape = 2 * gh, gw, *heads
@@ -325,10 +287,9 @@ class RelativeBias(PositionEmbedding):
 
   init_std: NonNegative = 0.02
   in_layers = True
+  grid_tables = ('relative_bias',)
 
-  def logits(
-    self, module: nn.Module, q: jax.Array, layout: Layout
-  ) -> jax.Array:
+  def logits(self, module: nn.Module, q: Array, layout: Layout) -> Array:
     (gh, gw), heads = layout.grid, q.shape[2]
     shape = 2 * gh - 1, 2 * gw - 1, heads
     table = _table(module, 'relative_bias', shape, self.init_std)
@@ -342,13 +303,6 @@ class RelativeBias(PositionEmbedding):
       bias = bias.at[0, 0].set(ends[2])
     # attention() divides by √d.
     return jnp.moveaxis(bias, -1, 0)[None] * math.sqrt(q.shape[-1])
-
-  def resize(
-    self, name: str, table: Any, shape: Shape, method: str = 'paper'
-  ) -> Any:
-    if name != 'relative_bias' or table.shape[-1] != shape[-1]:
-      return None
-    return resample.resize(table, (shape[-3], shape[-2]), method)
 
 
 def _by_key(x):

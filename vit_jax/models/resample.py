@@ -43,9 +43,7 @@ def resize(table: Any, size: tuple[int, int], method: str = 'paper') -> Any:
   """
   if tuple(size) == table.shape[-3:-1]:
     return table
-  sides = size
-  if method.endswith('_square'):
-    sides = max(size), max(size)
+  sides = (max(size), max(size)) if method.endswith('_square') else size
   rows = _weights(table.shape[-3], sides[0], method)[: size[0]]
   cols = _weights(table.shape[-2], sides[1], method)[: size[1]]
   spec = 'ih,jw,...hwd->...ijd'
@@ -121,15 +119,13 @@ def resize_parameter(
 
 def _weights(old, new, method):
   """Return the [new, old] matrix that resamples one axis; rows sum to 1."""
-  units, places = np.eye(old), np.arange(old)
+  units, places = np.eye(old, dtype=np.float32), np.arange(old)
   if method in _ANTIALIAS:
-    return jax.image.resize(
-      units.astype(np.float32), (new, old), _ANTIALIAS[method]
-    )
+    return jax.image.resize(units, (new, old), _ANTIALIAS[method])
   if method in ('bicubic', 'dinov2_offset'):
     scale = (new + 0.1 * (method == 'dinov2_offset')) / old
     return jax.image.scale_and_translate(
-      *(units.astype(np.float32), (new, old), (0,)),
+      *(units, (new, old), (0,)),
       *(np.float32([scale]), np.zeros(1, np.float32), 'cubic-pytorch'),
       antialias=False,
     )

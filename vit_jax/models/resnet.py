@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from vit_jax.models import layers
 from vit_jax.models.layers import INIT, Head, PatchEmbedding, keep_batch_split
@@ -47,7 +48,7 @@ class StdConv(nn.Module):
   dtype: Any = 'float32'
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: Array) -> Array:
     shape = self.size, self.size, x.shape[-1], self.features
     kernel = self.param('kernel', INIT['conv'], shape)
     kernel -= kernel.mean((0, 1, 2), keepdims=True)
@@ -62,9 +63,7 @@ class StdConv(nn.Module):
     return convolve(jnp.asarray(x, self.dtype), kernel, self.stride, padding)
 
 
-def convolve(
-  x: jax.Array, kernel: jax.Array, stride: int, padding: Any
-) -> jax.Array:
+def convolve(x: Array, kernel: Array, stride: int, padding: Any) -> Array:
   """Return the convolution of x [B, H, W, C]; dtypes as in `layers.matmul`."""
   product = functools.partial(
     jax.lax.conv_general_dilated,
@@ -120,7 +119,7 @@ class Unit(nn.Module):
   middle: Any = StdConv  # class in place of the 3x3 convolution
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: Array) -> Array:
     x = keep_batch_split(x)
     outside, options = 4 * self.width, (self.form, self.dtype)
     norm = functools.partial(group_norm, *options)
@@ -160,17 +159,14 @@ class Backbone(nn.Module):
   pool_padding: str = 'zero'
 
   @nn.compact
-  def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
+  def __call__(self, images: Array) -> dict[str, Array]:
     width = ROOT_WIDTH * self.width_factor
-    x = Root(width, self.form, self.dtype, self.pool_padding, name='root')(
-      images
-    )
+    root = Root(width, self.form, self.dtype, self.pool_padding, name='root')
+    x = root(images)
     out = {'stage0': x}
+    cls = layers.remat(Unit, self.remat)
     unit = functools.partial(
-      layers.remat(Unit, self.remat),
-      form=self.form,
-      dtype=self.dtype,
-      middle=self.middle,
+      cls, form=self.form, dtype=self.dtype, middle=self.middle
     )
     for i, units in enumerate(self.stages, 1):
       name, stride = f'stage{i}', 1 if i == 1 else 2
@@ -188,7 +184,7 @@ class Root(nn.Module):
   pool_padding: str = 'zero'
 
   @nn.compact
-  def __call__(self, images: jax.Array) -> jax.Array:
+  def __call__(self, images: Array) -> Array:
     x = StdConv(self.width, 7, 2, self.form, self.dtype, name='conv')(images)
     if self.form == 'postact':
       x = nn.relu(group_norm(self.form, self.dtype, name='norm')(x))
@@ -208,7 +204,7 @@ class Stage(nn.Module):
   unit: Callable[..., nn.Module]
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: Array) -> Array:
     for i in range(1, self.units + 1):
       stride = self.stride if i == 1 else 1
       x = self.unit(self.width, stride, name=f'unit{i}')(x)
@@ -238,8 +234,8 @@ class Hybrid(PatchEmbedding):
     return 4 * 2 ** max(len(self.stages) - 1, 0)
 
   def __call__(
-    self, module: nn.Module, images: jax.Array
-  ) -> tuple[dict[str, jax.Array], tuple[int, int]]:
+    self, module: nn.Module, images: Array
+  ) -> tuple[dict[str, Array], tuple[int, int]]:
     maps = Backbone(
       self.stages, dtype=module.dtype, remat=module.remat, name='resnet'
     )(images)
@@ -274,8 +270,8 @@ class ResNet(layers.Classifier):
 
   @nn.compact
   def features(
-    self, images: jax.Array, *, train: bool = False, per_layer: bool = True
-  ) -> dict[str, jax.Array]:
+    self, images: Array, *, train: bool = False, per_layer: bool = True
+  ) -> dict[str, Array]:
     """Compute all intermediate features and the logits, by name.
 
     Returns:
@@ -283,16 +279,10 @@ class ResNet(layers.Classifier):
       pooled: [B, F], mean of the last one, which 'preact' normalises first.
       pre_logits, logits: see VisionTransformer.
     """
-    del train
     layers.check_images(images)
     maps = Backbone(
-      self.stages,
-      width_factor=self.width_factor,
-      form=self.form,
-      dtype=self.dtype,
-      remat=self.remat,
-      middle=self.middle,
-      pool_padding=self.pool_padding,
+      *(self.stages, self.width_factor, self.form, self.dtype, self.remat),
+      *(self.middle, self.pool_padding),
       name='resnet',
     )(images)
     x = maps[f'stage{len(self.stages)}']

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import Array
 
-from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
+from vit_jax.models.posemb import Grid, Layout, Learned, PositionEmbedding
 from vit_jax.types import FlatParams, NonNegative, Positive, Shape
 
 
@@ -32,17 +33,12 @@ class Rotary(PositionEmbedding):
   in_layers = True
   pairs_axis = -1  # of [r, 2]: neighbours are pairs; of [2, r]: halves are
 
-  def add_to_patches(
-    self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
-  ) -> jax.Array:
-    added = self.learned or PositionEmbedding()
-    return added.add_to_patches(module, x, grid)
+  def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
+    return self.learned.add_to_patches(module, x, grid) if self.learned else x
 
-  def add_to_token(
-    self, module: nn.Module, name: str, token: jax.Array
-  ) -> jax.Array:
-    added = self.learned or PositionEmbedding()
-    return added.add_to_token(module, name, token)
+  def add_to_token(self, module: nn.Module, name: str, token: Array) -> Array:
+    added = self.learned
+    return added.add_to_token(module, name, token) if added else token
 
   def resize(
     self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
@@ -51,28 +47,21 @@ class Rotary(PositionEmbedding):
     return learned.resize(name, table, shape, method) if learned else None
 
   def table(
-    self, params: FlatParams, grid: tuple[int, int], width: int
+    self, params: FlatParams, grid: Grid, width: int
   ) -> np.ndarray | None:
     return self.learned.table(params, grid, width) if self.learned else None
 
-  def shared(
-    self, module: nn.Module, layout: Layout, train: bool
-  ) -> jax.Array | None:
+  def shared(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     """Return cosines and sines of all tokens, float32 [2, N, 1, r]."""
     return _waves(self.angles(module, layout, train)[:, None], layout)
 
-  def angles(self, module: nn.Module, layout: Layout, train: bool) -> jax.Array:
+  def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     """Return angles of patches [n, r], for all heads of all layers."""
     raise NotImplementedError
 
   def queries_and_keys(
-    self,
-    module: nn.Module,
-    q: jax.Array,
-    k: jax.Array,
-    layout: Layout,
-    shared: jax.Array,
-  ) -> tuple[jax.Array, jax.Array]:
+    self, module: nn.Module, q: Array, k: Array, layout: Layout, shared: Array
+  ) -> tuple[Array, Array]:
     return self._rotate(q, shared), self._rotate(k, shared)
 
   def _rotate(self, x, waves):
@@ -105,7 +94,7 @@ class RotaryAxial(Rotary):
   first: NonNegative = 0
   reference: tuple[int, int] | None = None
 
-  def angles(self, module: nn.Module, layout: Layout, train: bool) -> jax.Array:
+  def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     count = module.width // module.num_heads // 4
     bands = self.temperature ** -(np.arange(count) / count)
     found = _positions(layout.grid, self.first, self.reference)
@@ -131,7 +120,7 @@ class RotaryDino(Rotary):
 
   pairs_axis = -2
 
-  def angles(self, module: nn.Module, layout: Layout, train: bool) -> jax.Array:
+  def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     count = module.width // module.num_heads // 4
     periods = self.temperature ** (np.arange(count) / count)
     found = 2 * (_positions(layout.grid) + 0.5) / np.array(layout.grid) - 1
@@ -155,19 +144,11 @@ class RotaryMixed(Rotary):
 
   temperature: Positive = 10.0
 
-  def shared(
-    self, module: nn.Module, layout: Layout, train: bool
-  ) -> jax.Array | None:
-    return None
+  shared = PositionEmbedding.shared  # none: the angles differ between layers
 
   def queries_and_keys(
-    self,
-    module: nn.Module,
-    q: jax.Array,
-    k: jax.Array,
-    layout: Layout,
-    shared: Any,
-  ) -> tuple[jax.Array, jax.Array]:
+    self, module: nn.Module, q: Array, k: Array, layout: Layout, shared: Any
+  ) -> tuple[Array, Array]:
     frequencies = module.param('frequencies', self._init, q.shape[2:])
     found = _positions(layout.grid)
     y, x = jnp.float32(found.T)[..., None, None]

@@ -44,17 +44,11 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: jax.Array,
-    drop_rate: jax.Array | None = None,
-    shared: Any = None,
+    self, x: jax.Array, drop_rate: jax.Array | None = None, shared: Any = None
   ) -> jax.Array:
-    """Apply the layer.
+    """Apply the layer; drop_rate is of stochastic depth, None: 0.
 
-    Args:
-      x: [B, N, D].
-      drop_rate: rate of stochastic depth in this layer, or None.
-      shared: what the position embedding shares among layers, or None.
+    `shared` is what the position embedding shares among layers, or None.
     """
     options = self.options
     norm = functools.partial(options.make_norm, self.dtype)
@@ -74,15 +68,10 @@ class Block(nn.Module):
     )(y, y, shared)
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
-    y = norm('norm2')(x)
-    y = layers.Mlp(
-      mlp_dim=self.mlp_dim,
-      options=options,
-      dropout=self.dropout,
-      dtype=self.dtype,
-      train=self.train,
-      name='mlp',
-    )(y)
+    mlp = layers.Mlp(
+      self.mlp_dim, options, self.dropout, self.dtype, self.train, name='mlp'
+    )
+    y = mlp(norm('norm2')(x))
     return x + self._branch(y, 'ls2', drop_rate)
 
   def _branch(self, y, name, drop_rate):
@@ -196,13 +185,12 @@ class VisionTransformer(layers.Classifier):
       x = norm('embedding_norm')(x)
     x = nn.Dropout(self.dropout, deterministic=not train)(x)
     # Equations 2 and 3.
-    in_layers = posemb.in_layers
     x, outputs = layers.run_layers(
       self,
       x,
       training=train,
       per_layer=per_layer or bool(maps),
-      shared=posemb.shared(self, layout, train) if in_layers else None,
+      shared=posemb.shared(self, layout, train),
       **self.layer_fields(layout, train),
     )
     # Equation 4.

@@ -143,9 +143,8 @@ class Optimizer:
     tx = optax.chain(*parts)
     if self.freeze:
       labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
-      tx = optax.partition(
-        {'trained': tx, 'frozen': optax.set_to_zero()}, labels
-      )
+      groups = {'trained': tx, 'frozen': optax.set_to_zero()}
+      tx = optax.partition(groups, labels)
     return tx
 
   def _apply_rule(self, params, learning_rate, decay_factors, timeline):
@@ -334,15 +333,14 @@ def muon(
     mu_dtype, weight_decay: of both; the decay is decoupled.
   """
   shared = {'eps': eps, 'weight_decay': weight_decay, 'mu_dtype': mu_dtype}
+  axes = functools.partial(tree.map_with_path, _matrix_axes)
   matrices = optax.contrib.muon(
     learning_rate,
     ns_steps=ns_steps,
     beta=momentum,
     weight_decay_mask=mask,
     consistent_rms=consistent_rms,
-    muon_weight_dimension_numbers=functools.partial(
-      tree.map_with_path, _matrix_axes
-    ),
+    muon_weight_dimension_numbers=axes,
     **shared,
   )
   rest = optax.adamw(learning_rate, b1=b1, b2=b2, mask=mask, **shared)
@@ -350,10 +348,8 @@ def muon(
   def label(path, x):
     return 'muon' if _matrix_axes(path, x) else 'adamw'
 
-  return optax.partition(
-    {'muon': matrices, 'adamw': rest},
-    functools.partial(tree.map_with_path, label),
-  )
+  labels = functools.partial(tree.map_with_path, label)
+  return optax.partition({'muon': matrices, 'adamw': rest}, labels)
 
 
 def _matrix_axes(path, x):
@@ -391,8 +387,7 @@ def _each_layer(tx):
   def vectorized(fn):
     def call(leaves, *rest):
       # `vmap` refuses trees without leaves, which a mask may leave over.
-      mapped = jax.vmap(fn) if jax.tree.leaves(leaves) else fn
-      return mapped(leaves, *rest)
+      return (jax.vmap(fn) if jax.tree.leaves(leaves) else fn)(leaves, *rest)
 
     return call
 
@@ -400,7 +395,5 @@ def _each_layer(tx):
     return 'scanned' if tree.is_stacked([path]) else 'other'
 
   layers = optax.GradientTransformation(*map(vectorized, tx))
-  return optax.partition(
-    {'scanned': layers, 'other': tx},
-    functools.partial(tree.map_with_path, label),
-  )
+  labels = functools.partial(tree.map_with_path, label)
+  return optax.partition({'scanned': layers, 'other': tx}, labels)

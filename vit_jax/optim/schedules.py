@@ -50,9 +50,8 @@ class Schedule:
 
   def __post_init__(self) -> None:
     has_end = self.decay in ('linear', 'cosine', 'timm_cosine')
-    if (self.end_lr and not has_end) or (
-      bool(self.milestones) != (self.decay == 'step')
-    ):
+    is_step = self.decay == 'step'
+    if (self.end_lr and not has_end) or bool(self.milestones) != is_step:
       raise UserError(
         f'decay={self.decay!r} with end_lr={self.end_lr} and milestones='
         f"{tuple(self.milestones)}: end_lr is for 'linear' and cosines, "

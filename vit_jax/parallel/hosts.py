@@ -38,13 +38,9 @@ def initialize(
     num_processes = int(os.environ['JAX_NUM_PROCESSES'])
   if process_id is None and 'JAX_PROCESS_ID' in os.environ:
     process_id = int(os.environ['JAX_PROCESS_ID'])
+  ids = coordinator_address, num_processes, process_id
   try:
-    jax.distributed.initialize(
-      coordinator_address,
-      num_processes,
-      process_id,
-      heartbeat_timeout_seconds=_HEARTBEAT_S,
-    )
+    jax.distributed.initialize(*ids, heartbeat_timeout_seconds=_HEARTBEAT_S)
   except ValueError as error:
     raise UserError(
       f'--distributed: {error} Pass --coordinator_address=HOST:PORT of process '

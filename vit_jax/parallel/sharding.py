@@ -69,15 +69,13 @@ def make_mesh(
   """
   devices = jax.devices() if devices is None else devices
   axis_sizes = axis_sizes or {'data': -1}
-  sizes = list(axis_sizes.values())
-  known = math.prod(s for s in sizes if s != -1)
-  if sizes.count(-1) == 1 and known > 0 and len(devices) % known == 0:
-    sizes[sizes.index(-1)] = len(devices) // known
-  if math.prod(sizes) != len(devices) or min(sizes) < 1:
+  try:
+    sizes = np.empty(len(devices)).reshape(*axis_sizes.values()).shape
+  except ValueError as error:
     raise UserError(
       f'mesh {axis_sizes} does not fit {len(devices)} devices. The product of '
       'the sizes must be the number of devices; one size may be -1.'
-    )
+    ) from error
   # jax.make_mesh refuses what divides an axis of a TPU torus: 2 x 32 on 4x4x4.
   array = mesh_utils.create_device_mesh(
     sizes, devices, allow_split_physical_axes=True
@@ -103,16 +101,13 @@ def _check_hosts(devices, axis_names):
 
 
 def infer(abstract_tree: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
-  """Return the NamedSharding of each leaf, from the first rule that matches.
+  """Return the NamedSharding of each leaf, by its first rule or replicated."""
 
-  Leaves that no rule matches are replicated.
-  """
-  return tree.map_with_path(
-    lambda path, leaf: NamedSharding(
-      mesh, PartitionSpec(*_find_spec(rules, path, leaf.shape, mesh))
-    ),
-    abstract_tree,
-  )
+  def of_leaf(path, leaf):
+    spec = PartitionSpec(*_find_spec(rules, path, leaf.shape, mesh))
+    return NamedSharding(mesh, spec)
+
+  return tree.map_with_path(of_leaf, abstract_tree)
 
 
 def _find_spec(rules, path, shape, mesh):
@@ -173,11 +168,11 @@ def check_batch_size(
 
 def annotate(abstract_tree: PyTree, shardings: PyTree) -> PyTree:
   """Return ShapeDtypeStructs that know their sharding."""
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    abstract_tree,
-    shardings,
-  )
+
+  def of_leaf(x, sharding):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+  return jax.tree.map(of_leaf, abstract_tree, shardings)
 
 
 def this_process() -> dict[str, int]:
@@ -193,9 +188,8 @@ def in_host_memory(array: Any) -> bool:
   if not isinstance(array, jax.Array):
     return True
   devices: Any = array.sharding.device_set
-  return array.is_fully_addressable and all(
-    device.platform == 'cpu' for device in devices
-  )
+  platforms = {device.platform for device in devices}
+  return array.is_fully_addressable and platforms == {'cpu'}
 
 
 def put_batch(batch: PyTree, mesh: Mesh) -> Any:
@@ -229,14 +223,11 @@ _TENSOR = (  # path rule, dimensions of the parameter, which of them is split
 
 def tensor_parallel() -> Rules:
   """Return rules that split attention by heads and MLPs by hidden units."""
-  return [
-    (path, functools.partial(_split, ndim, dim)) for path, ndim, dim in _TENSOR
-  ]
+  return [(path, functools.partial(_split, *dims)) for path, *dims in _TENSOR]
 
 
 def _split(ndim, split_dim, path, shape, mesh):
-  del mesh
-  of_layer = shape[_is_stacked(path) :]
+  of_layer = shape[tree.is_stacked([path]) :]
   if len(of_layer) != ndim or of_layer == (1,):
     return ()  # Adafactor keeps a row, a column, or one number
   spec: list[Any] = [None] * len(shape)
@@ -262,7 +253,7 @@ def fsdp(*, min_elements: int = 2**14, others: Rules = ()) -> Rules:
 def _largest(min_elements, others, path, shape, mesh):
   spec = [*_find_spec(others, path, shape, mesh)]
   spec += [None] * (len(shape) - len(spec))
-  first = int(_is_stacked(path))
+  first = int(tree.is_stacked([path]))
   free = [
     dim
     for dim in range(first, len(shape))
@@ -271,7 +262,3 @@ def _largest(min_elements, others, path, shape, mesh):
   if free and math.prod(shape[first:]) >= min_elements:
     spec[max(free, key=lambda dim: shape[dim])] = 'fsdp'
   return spec
-
-
-def _is_stacked(path):
-  return tree.is_stacked({path: None})

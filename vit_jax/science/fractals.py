@@ -74,8 +74,7 @@ class Fractals:
     missing = [label for label in labels if not self._path(label).exists()]
     for label in terminal.track(missing, len(missing), unit='classes'):
       drawn = render_category(
-        *(self.seed, label, self.images_per_class, self.image_size),
-        self.spread,
+        *(self.seed, label, self.images_per_class, self.image_size), self.spread
       )
       write_atomically(self._path(label), drawn.tobytes())
 

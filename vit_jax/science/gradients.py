@@ -23,7 +23,6 @@ class StableRank:
 
   Attributes:
     data: one batch of it is used; its images are transformed as in evaluation.
-    objective: of the run.
   """
 
   model: Any
@@ -44,11 +43,9 @@ class StableRank:
       return objective(params, batch, rng)[:2]
 
     self._grad = jax.jit(
-      jax.grad(loss, has_aux=True),
-      out_shardings=sharding.replicated(self.mesh),
+      jax.grad(loss, has_aux=True), out_shardings=sharding.replicated(self.mesh)
     )
-    batches = self.data.eval_batches(**sharding.this_process())
-    batch = next(iter(batches))
+    batch = next(iter(self.data.eval_batches(**sharding.this_process())))
     self._batch = {key: batch[key] for key in ('image', 'label')}
 
   def run(self, params: Params) -> dict[str, float]:

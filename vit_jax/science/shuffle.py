@@ -25,7 +25,6 @@ class ShufflePatches:
   seed: Seed = 0
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    del rng
     side, (height, _, channels) = self.patch_size, image.shape
     cells = image.reshape(height // side, side, -1, side, channels)
     cells = cells.swapaxes(1, 2).reshape(-1, side, side, channels)
