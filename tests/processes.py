@@ -66,6 +66,30 @@ PLAIN = PLAIN.replace(", best_metric='val/accuracy'", '')
 PLAIN = PLAIN.replace('every_steps=3', 'every_steps=1')
 
 
+def python(
+  *arguments: Any, cwd: Any = ROOT, timeout: float | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
+  """Run Python in a new process; return it when it has ended."""
+  return subprocess.run(
+    [sys.executable, *map(str, arguments)],
+    cwd=cwd,
+    env={**os.environ, 'PYTHONPATH': str(ROOT), **environ},
+    capture_output=True,
+    text=True,
+    timeout=timeout,
+  )
+
+
+def with_libtpu(code: str) -> str:
+  """Run code in a process of its own, as only one can use libtpu.
+
+  Return what it prints.
+  """
+  done = python('-c', code, JAX_PLATFORMS='cpu', JAX_COMPILATION_CACHE_DIR='')
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
 class Process:
   """Python process and its output.
 

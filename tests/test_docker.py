@@ -10,7 +10,7 @@ import pytest
 from vit_jax import config
 
 ROOT = pathlib.Path(__file__).parents[1]
-FILES = sorted((ROOT / 'docker').glob('*.Dockerfile'))
+FILES = [ROOT / f'docker/{name}.Dockerfile' for name in ('gpu', 'tpu')]
 
 
 def instructions(path):
@@ -55,7 +55,3 @@ def test_the_command_in_the_header(path):
   program = shlex.split(start)[shlex.split(start).index(image) + 1 :]
   (spec,) = [w[9:] for w in program if w.startswith('--config=')]
   assert config.load(spec).run
-
-
-def test_there_is_one_for_gpus_and_one_for_tpus():
-  assert [path.stem for path in FILES] == ['gpu', 'tpu']

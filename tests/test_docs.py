@@ -15,18 +15,6 @@ from vit_jax.durations import epochs
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def texts(path):
-  """Yield the strings of a source file, with '{}' for what is formatted."""
-  for node in ast.walk(ast.parse(path.read_text())):
-    if isinstance(node, ast.JoinedStr):
-      yield ''.join(
-        value.value if isinstance(value, ast.Constant) else '{}'
-        for value in node.values
-      )
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-      yield node.value
-
-
 def test_commands_name_modules():
   pages = [*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')]
   found = {
@@ -120,17 +108,14 @@ def test_docstrings_of_configs_keep_continued_lines():
     assert max(map(len, doc.splitlines()), default=0) <= 80, path.name
 
 
-def test_indented_text_of_docstrings_is_shown_as_it_is(hooks):
-  doc = 'Train.\n\n  python x\n    --y\n\n- a\n  b\n\nArgs:\n  z: it.'
-  assert hooks.fence_blocks(doc) == (
-    'Train.\n\n\n```text\npython x\n  --y\n```\n\n- a\n  b\n\nArgs:\n  z: it.'
-  )
-
-
 def test_docstrings_are_no_markdown(hooks):
   doc = 'rate ** L of `a ** b`, [B, L]\n**fields: x < 2'
   assert hooks.escape(doc) == (
     r'rate \*\* L of `a ** b`, \[B, L]' + '\n**fields: x \\< 2'
+  )
+  doc = 'Train.\n\n  python x\n    --y\n\n- a\n  b\n\nArgs:\n  z: it.'
+  assert hooks.fence_blocks(doc) == (
+    'Train.\n\n\n```text\npython x\n  --y\n```\n\n- a\n  b\n\nArgs:\n  z: it.'
   )
 
 

@@ -5,7 +5,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 
@@ -62,7 +61,6 @@ def check(python, installed, cwd, **environ):
 
 
 def test_a_source_distribution_has_the_configs(tmp_path):
-  """Build the package from one, as pip does before it makes a wheel."""
   pytest.importorskip('setuptools')
   (tmp_path / 'source').mkdir()
   source = copy_sources(tmp_path / 'source')
@@ -74,27 +72,3 @@ def test_a_source_distribution_has_the_configs(tmp_path):
   run(sys.executable, 'setup.py', '-q', *build, cwd=unpacked)
   installed = tmp_path / 'installed'
   check(sys.executable, installed, tmp_path / 'x', PYTHONPATH=str(installed))
-
-
-@pytest.mark.slow
-def test_pip_installs_from_git_with_the_configs(tmp_path):
-  """A new environment that shares the dependencies of this one."""
-  source, venv = tmp_path / 'source', tmp_path / 'venv'
-  source.mkdir()
-  copy_sources(source)
-  as_someone = ('-c', 'user.name=x', '-c', 'user.email=x@example.org')
-  run('git', 'init', '-q', cwd=source)
-  run('git', 'add', '.', cwd=source)
-  run('git', *as_someone, 'commit', '-q', '-m', 'x', cwd=source)
-  run(sys.executable, '-m', 'venv', '--without-pip', venv, cwd=tmp_path)
-  python = venv / 'bin' / 'python'
-  purelib = 'import sysconfig; print(sysconfig.get_path("purelib"))'
-  installed = pathlib.Path(run(python, '-c', purelib, cwd=tmp_path).strip())
-  install = ('-m', 'pip', '--python', python, 'install', '-q', '--no-deps')
-  run(sys.executable, *install, f'git+file://{source}', cwd=tmp_path)
-  dependencies = sysconfig.get_path('purelib')
-  (installed / 'dependencies.pth').write_text(dependencies)
-  check(python, installed, tmp_path / 'elsewhere')
-  main = ('-m', 'vit_jax.main', '--config=vit_jax:pretrain_paper:jft,H/14,fsdp')
-  shown = run(python, *main, '--print_config', cwd=tmp_path / 'elsewhere')
-  assert 'config.mesh.fsdp = -1\n' in shown

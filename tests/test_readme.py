@@ -94,7 +94,6 @@ def test_layout_lists_every_file_and_folder():
 
 
 def test_one_step_is_as_long_as_the_readme_says(tmp_path):
-  """Blocks, attention, loss and optimizer: the functions that really run."""
   lines = traced_step.step_lines(traced_step.trace(tmp_path))
   said = re.search(r'about (\d+) lines\s+in (\d+) files', README)
   assert len(lines) == int(said[2]) <= 8
@@ -168,8 +167,7 @@ def test_flags_of_compile_exist(command):
 
 
 @pytest.mark.parametrize(
-  'tool',
-  ['convert', 'predict', 'look', 'demo', 'report'],
+  'tool', ['convert', 'predict', 'look', 'demo', 'report']
 )
 def test_tools_accept_the_arguments_of_the_commands(tool):
   commands = _commands(f'vit_jax.tools.{tool}')

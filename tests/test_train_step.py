@@ -12,40 +12,33 @@ import runpy
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 import pytest
+import tiny
 from synthetic import Synthetic
+from tiny import assert_trees_close
 
-from vit_jax import config, tree
-from vit_jax.data import pipeline
+from vit_jax import tree
+from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline, steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs.metrics import Logging, read_records
 from vit_jax.step import TrainState, init_state, train_step
+from vit_jax.train import train
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
-MODEL = {
-  'target': 'vit_jax.models.vit.VisionTransformer',
-  'width': 16,
-  'depth': 1,
-  'mlp_dim': 32,
-  'num_heads': 2,
-  'embedding': {'patch_size': 4},
-}
-SOURCE = {
-  'target': 'synthetic.Synthetic',
-  'image_size': 8,
-  'num_classes': 4,
-  'num_examples': 64,
-  'learnable': True,
-}
+SOURCE = functools.partial(
+  Synthetic, image_size=8, num_classes=4, num_examples=64, learnable=True
+)
+ADAMW = Optimizer(
+  functools.partial(optax.adamw, weight_decay=0.1), clip_norm=1.0
+)
+WARMUP = Schedule(lr=0.01, warmup=steps(1))
 # Rules hold for parameters, EMA and the optimizer's state alike.
 TENSOR = [  # FSDP on one dimension; the heads or hidden units on another
   ('.*/(query|key|value)/kernel', ('data', 'model')),
@@ -54,15 +47,8 @@ TENSOR = [  # FSDP on one dimension; the heads or hidden units on another
 ]
 
 
-def without_target(config, **changes):
-  settings = {k: v for k, v in config.items() if k != 'target'} | changes
-  if 'embedding' in settings:
-    settings['embedding'] = PatchEmbedding(**settings['embedding'])
-  return settings
-
-
 def make_batch(size=16, seed=0):
-  source = Synthetic(**without_target(SOURCE, seed=seed))
+  source = SOURCE(seed=seed)
   examples = [source[i] for i in range(size)]
   return {
     'image': np.stack([e['image'] for e in examples]),
@@ -72,9 +58,7 @@ def make_batch(size=16, seed=0):
 
 @functools.cache
 def compiled_init(depth, scan):
-  model = VisionTransformer(
-    **without_target(MODEL, num_classes=4, depth=depth, scan=scan)
-  )
+  model = tiny.vit(num_classes=4, depth=depth, scan=scan)
   images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
   init = functools.partial(
     init_state, model=model, images=images, tx=sgd(), ema=True
@@ -86,10 +70,7 @@ def setup(make_tx, *, depth=1, scan=False, dropout=0.0, seed=0):
   """A fresh state, and arguments of train_step."""
   state = compiled_init(depth, scan)(jax.random.key(seed))
   tx = make_tx(state.params)
-  model = VisionTransformer(
-    **without_target(MODEL, num_classes=4, depth=depth, scan=scan),
-    dropout=dropout,
-  )
+  model = tiny.vit(num_classes=4, depth=depth, scan=scan, dropout=dropout)
   loss_fn = softmax_xent(model, preprocess=Normalize())
   state = dataclasses.replace(state, opt_state=tx.init(state.params), ema=None)
   return state, {'loss_fn': loss_fn, 'tx': tx}
@@ -97,15 +78,6 @@ def setup(make_tx, *, depth=1, scan=False, dropout=0.0, seed=0):
 
 def sgd(lr=0.1):
   return lambda params: optax.sgd(lr)
-
-
-def assert_trees_close(actual, expected, atol):
-  actual, expected = tree.flatten(actual), tree.flatten(expected)
-  assert actual.keys() == expected.keys()
-  for path in expected:
-    np.testing.assert_allclose(
-      actual[path], expected[path], rtol=0, atol=atol, err_msg=path
-    )
 
 
 # The golden curve.
@@ -126,17 +98,12 @@ def test_loss_curve_is_the_recorded_one():
 
 @functools.cache
 def one_device_losses():
-  """Five steps of `train`'s config below, on one device, by hand."""
-  schedule = Schedule(lr=0.01, warmup=steps(1))
-  adamw = functools.partial(optax.adamw, weight_decay=0.1)
-  make_tx = functools.partial(
-    Optimizer(adamw, clip_norm=1.0),
-    learning_rate=schedule(Timeline(16, 64, total_steps=5)),
-  )
+  """Five steps of `train` below, on one device, by hand."""
+  rate = WARMUP(Timeline(16, 64, total_steps=5))
+  make_tx = functools.partial(ADAMW, learning_rate=rate)
   state, arguments = setup(make_tx, dropout=0.2, seed=3)
   step_fn = jax.jit(functools.partial(train_step, **arguments))
-  source = Synthetic(**without_target(SOURCE))
-  batches = pipeline.Data(source, batch_size=16).train_batches(seed=3)
+  batches = Data(SOURCE(), batch_size=16).train_batches(seed=3)
   losses = []
   for _ in range(5):
     state, metrics = step_fn(state, next(batches))
@@ -156,26 +123,19 @@ def one_device_losses():
 def test_losses_are_those_of_one_device(
   mesh, rules, query_shards, fc1_shards, tmp_path
 ):
-  settings = ml_collections.ConfigDict(
-    {
-      'run': 'vit_jax.train.train',
-      'seed': 3,
-      'total_steps': 5,
-      'logging': {'every_steps': 1},
-      'model': {**MODEL, 'num_classes': None, 'dropout': 0.2},
-      'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
-      'optimizer': {
-        'target': 'optax.adamw',
-        'weight_decay': 0.1,
-        'clip_norm': 1.0,
-      },
-      'schedule': {'lr': 0.01, 'warmup_steps': 1},
-      'data': {'source': SOURCE, 'batch_size': 16},
-      'mesh': mesh,
-      'sharding': rules,
-    }
+  state = train(
+    tmp_path,
+    model=tiny.vit(num_classes=None, dropout=0.2),
+    data=Data(SOURCE(), batch_size=16),
+    objective=softmax_xent,
+    optimizer=ADAMW,
+    schedule=WARMUP,
+    total=steps(5),
+    seed=3,
+    mesh=sharding.MeshSizes(**mesh),
+    sharding=rules,
+    logging=Logging(every=steps(1)),
   )
-  state = config.run(settings, tmp_path)
   records = [r for r in read_records(tmp_path) if 'train/loss' in r]
   losses = [[r['train/loss'], r['train/grad_norm']] for r in records]
   expected = one_device_losses()

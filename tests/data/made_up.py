@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
+from tiny import encode
 
 
 def prepare(data_dir, name, sizes, *, make_example=None):
@@ -49,6 +50,35 @@ def prepare(data_dir, name, sizes, *, make_example=None):
   builder.info.write_to_directory(directory)
 
 
+def prepare_new(data_dir, name, version, features, splits, **info):
+  """Write a data set that the TFDS package does not have.
+
+  Args:
+    data_dir: TFDS's folder of data sets.
+    name, version: of the data set.
+    features: {name: feature} of TFDS.
+    splits: {split: examples}, dicts of values for the features.
+    **info: other arguments of DatasetInfo.
+  """
+
+  class NewSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version(version)
+    pkg_dir_path = data_dir
+
+    def _info(self):
+      of = tfds.features.FeaturesDict(features)
+      return tfds.core.DatasetInfo(builder=self, features=of, **info)
+
+    def _split_generators(self, manager):
+      return {split: enumerate(found) for split, found in splits.items()}
+
+    def _generate_examples(self):
+      raise NotImplementedError
+
+  NewSet.name = name
+  NewSet(data_dir=data_dir, file_format='array_record').download_and_prepare()
+
+
 def example(number, features):
   """Return example `number`, whose class is its number."""
   return {k: _value(number, feature) for k, feature in features.items()}
@@ -57,10 +87,8 @@ def example(number, features):
 def _value(number, feature):
   """Return a value that the feature can encode."""
   if isinstance(feature, tfds.features.Image):
-    file = io.BytesIO()
-    Image.new('RGB', (8, 8), (number, 0, 0)).save(file, 'PNG')
-    file.seek(0)
-    return file
+    image = Image.new('RGB', (8, 8), (number, 0, 0))
+    return io.BytesIO(encode(image))
   if isinstance(feature, tfds.features.Sequence):
     return [_value(number + i, feature.feature) for i in range(number % 3)]
   if isinstance(feature, tfds.features.ClassLabel):

@@ -277,7 +277,6 @@ def _with_sign(sign):
 
 @pytest.mark.parametrize('table', ['plain', 'increasing'])
 def test_operations_are_timms(recorded, table):
-  """All operations, magnitudes, kernels and signs, to the bit."""
   seen = set()
   for case, pairs in _recorded(recorded, 'timm').items():
     which, name, magnitude, kernel, sign = case.split()
@@ -321,7 +320,6 @@ def test_magnitudes(std, top, mean, deviation):
 
 
 def test_trivial_augment_is_torchvisions(recorded):
-  """All operations, strengths and signs."""
   assert len(A.TrivialAugment.names) == 14
   for case, pairs in _recorded(recorded, 'trivial').items():
     name, index, sign = case.split()

@@ -63,14 +63,6 @@ def test_wnids_number_a_folder_with_few_classes(tmp_path):
   assert source.num_classes == 1000
 
 
-def test_real_labels():
-  label_fn = imagenet.RealLabels()
-  for ids in ([], [0], [999, 3], [5, 5]):
-    label = label_fn(np.array(ids, np.int64))
-    assert label.dtype == np.float32
-    np.testing.assert_array_equal(label, _multi_hot(ids))
-
-
 def test_real_labels_of_tfds(data_dir):
   source = config_lib.resolve(
     {

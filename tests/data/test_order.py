@@ -74,7 +74,6 @@ def test_repeats(times):
 
 
 def test_repeats_are_those_of_timms_sampler(timm_training):
-  """The devices of timm's batch together have the same images."""
   expected = timm_training['repeats']
   in_order = types.SimpleNamespace(bind=lambda *_: lambda p: (0, p))
   found = visits(Repeated(3, in_order), len(expected))

@@ -3,23 +3,24 @@
 import collections
 import dataclasses
 import importlib
-import io
 
-import jax
 import numpy as np
 import pytest
 from PIL import Image
+from tiny import encode
 
 from vit_jax import config as configs
 from vit_jax import pretrained
 from vit_jax.data import pipeline
 from vit_jax.data.folder import Folder
 from vit_jax.data.sources import open_source
-from vit_jax.models.layers import Normalize
+from vit_jax.models.layers import BlockOptions, Gelu, Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import metrics
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.surgery import InitFrom
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 
 def load_config(name, argument=''):
@@ -31,7 +32,8 @@ BASE = {'width': 32, 'depth': 1, 'mlp_dim': 64, 'num_heads': 2}
 
 def weights(shape=(24, 24, 1), **fields):
   """Weights of a small ViT for grey images of 24 px, as the quickstart's."""
-  fields = BASE | {'patch_size': 4, 'num_classes': 7} | fields
+  fields = BASE | {'num_classes': 7} | fields
+  fields['embedding'] = PatchEmbedding(4)
   model = bundle.from_fields(VisionTransformer, **fields)
   rng = np.random.default_rng(0)
   params = {
@@ -100,14 +102,6 @@ def test_many_small_classes_are_held_out_of(tmp_path):
       (tmp_path / f'{c}/{i}.jpg').write_bytes(b'')
   test = open_source(tmp_path, split='[90%:]', stratified=True)
   assert len(test) == 8 and len(set(test.labels())) == 8
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compile_fast():
-  """Programs run a few times here, so compiling them well does not pay."""
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +175,7 @@ def test_grey_weights_are_fine_tuned_on_rgb_images(images, tmp_path, capsys):
     config.init_from.path = str(init_from)
     config.data.source.path = str(images)
     configs.override(
-      config,
-      ['total_epochs=None', 'total_steps=2', 'data.batch_size=8', *more],
+      config, ['total_epochs=None', 'total_steps=2', 'data.batch_size=8', *more]
     )
     return configs.run(config, workdir), config
 
@@ -204,9 +197,7 @@ def test_grey_weights_are_fine_tuned_on_rgb_images(images, tmp_path, capsys):
 @pytest.mark.parametrize('format', ['vit_jax', 'npz', 'timm', 'hf'])
 def test_the_model_is_that_of_the_weights(format, tmp_path):
   image = {'vit_jax': (24, 24, 1)}.get(format, (28, 28, 3))
-  made = weights(
-    image, dropout=0.1, attention_dropout=0.1, mlp='gelu', dtype='float32'
-  )
+  made = weights(image, dropout=0.1, block=BlockOptions(0.1, mlp=Gelu('exact')))
   made.preprocess = Normalize(mean=(1.0, 2.0, 3.0), std=5.0)
   is_file = format in formats.NPZ_FORMATS
   path = tmp_path / ('x.npz' if is_file else 'x')
@@ -280,9 +271,7 @@ def test_images_of_a_folder_are_resized_with_antialiasing(name, words, kinds):
 
 
 def source():
-  file = io.BytesIO()
-  Image.new('RGB', (9, 9)).save(file, 'PNG')
-  return [{'image': file.getvalue(), 'label': 0}]
+  return [{'image': encode(Image.new('RGB', (9, 9))), 'label': 0}]
 
 
 def test_the_weights_are_asked_for_once(tmp_path):

@@ -2,11 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
-import os
-import pathlib
-import subprocess
-import sys
 import textwrap
 import time
 from unittest import mock
@@ -15,13 +10,13 @@ import numpy as np
 import pytest
 from options import all_set
 from PIL import Image
+from processes import python
+from tiny import encode
 
 from vit_jax.data import pipeline
 from vit_jax.data import transforms as T
 from vit_jax.data.folder import Folder
 from vit_jax.data.order import Balanced
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Numbers:
@@ -56,8 +51,6 @@ class Noise:
 
 
 class Broken(Numbers):
-  """Some examples cannot be decoded."""
-
   bad = (3, 4, 17)
 
   def __getitem__(self, index):
@@ -235,8 +228,6 @@ def broken(count):
 
 
 class Growing(Numbers):
-  """Images of different sizes."""
-
   def __getitem__(self, index):
     return {'image': np.zeros((2 + index, 3, 3), np.uint8), 'label': 0}
 
@@ -310,9 +301,7 @@ class Turned(Numbers):
   def __getitem__(self, index):
     image, exif = Image.new('RGB', (8, 6), (255, 0, 0)), Image.Exif()
     exif[0x0112] = 6  # orientation
-    file = io.BytesIO()
-    image.save(file, 'JPEG', exif=exif)
-    return {'image': file.getvalue(), 'label': 0}
+    return {'image': encode(image, 'JPEG', exif=exif), 'label': 0}
 
 
 def test_images_are_decoded_as_the_source_says():
@@ -354,10 +343,8 @@ class Pictures(Numbers):
 
   def __getitem__(self, index):
     pixels = np.random.default_rng(index).integers(0, 256, (9, 9 + index, 3))
-    file = io.BytesIO()
-    Image.fromarray(pixels.astype(np.uint8)).save(file, 'JPEG')
-    data = b'no image' if index == 5 else file.getvalue()
-    return {'image': data, 'label': index}
+    data = encode(pixels.astype(np.uint8), 'JPEG')
+    return {'image': b'no image' if index == 5 else data, 'label': index}
 
 
 def test_several_views_of_an_image():
@@ -424,27 +411,8 @@ def test_exit_without_close_is_quiet(tmp_path):
       print('done', flush=True)
     """)
   )
-  ran = subprocess.run(
-    [sys.executable, script],
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
+  ran = python(script)
   assert (ran.returncode, ran.stdout, ran.stderr) == (0, 'done\n', '')
-
-
-def test_data_imports_no_heavy_modules():
-  code = (
-    'import sys, vit_jax.data.pipeline, vit_jax.data.folder,'
-    ' vit_jax.data.tfds, vit_jax.data.transforms, vit_jax.data.images;'
-    " heavy = {'grain', 'cv2', 'tensorflow_datasets', 'PIL', 'jax'};"
-    ' print(sorted(heavy & set(sys.modules)))'
-  )
-  out = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
-  )
-  assert out.stdout.strip() == '[]', out.stderr
 
 
 def test_evaluation_gives_the_index_of_each_example():
@@ -516,13 +484,10 @@ class Files(Numbers):
 
   def __getitem__(self, index):
     image = Image.new('RGB', (12 + (index == 4), 1), (index,) * 3)
-    file = io.BytesIO()
-    image.save(file, 'PNG')
-    return {'image': file.getvalue(), 'label': index}
+    return {'image': encode(image), 'label': index}
 
 
 def test_all_fields_of_data_act(monkeypatch):
-  """In the batches, and in the processes and threads that make them."""
   pools, started = [], []
   make_pool = pipeline._pool
 

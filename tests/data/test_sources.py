@@ -5,6 +5,7 @@ import io
 import pickle
 import shutil
 
+import made_up
 import numpy as np
 import packed
 import pytest
@@ -12,12 +13,11 @@ import tensorflow_datasets as tfds
 
 from configs import train_folder
 from vit_jax import config as configs
-from vit_jax.data import pipeline, tables
+from vit_jax.data import tables
 from vit_jax.data.folder import Folder
 from vit_jax.data.hugging_face import HuggingFace
 from vit_jax.data.sources import open_source
 from vit_jax.data.tfds import Tfds
-from vit_jax.data.transforms import FlipLR
 from vit_jax.data.views import Slice, fingerprint
 
 datasets = pytest.importorskip('datasets')
@@ -30,32 +30,17 @@ LABELS = [NAMES.index(name.split('/')[0]) for name in FILES]
 def write_tfds(path, files):
   """Write the data set 'insects' in the order of the files, by TFDS."""
 
-  class Insects(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version('1.0.0')
-    pkg_dir_path = path
-
-    def _info(self):
-      label = tfds.features.ClassLabel(names=NAMES)
-      features = {'image': tfds.features.Image(), 'label': label}
-      features['file_name'] = tfds.features.Text()
-      return tfds.core.DatasetInfo(
-        builder=self,
-        features=tfds.features.FeaturesDict(features),
-        disable_shuffling=True,
-      )
-
-    def _split_generators(self, manager):
-      return {'train': self._generate()}
-
-    def _generate_examples(self):
-      raise NotImplementedError
-
-    def _generate(self):
-      for i, (name, data) in enumerate(files.items()):
-        label, image = name.split('/')[0], io.BytesIO(data)
-        yield i, {'image': image, 'label': label, 'file_name': name}
-
-  Insects(data_dir=path, file_format='array_record').download_and_prepare()
+  label = tfds.features.ClassLabel(names=NAMES)
+  features = {'image': tfds.features.Image(), 'label': label}
+  features['file_name'] = tfds.features.Text()
+  examples = [
+    {'image': io.BytesIO(data), 'label': name.split('/')[0], 'file_name': name}
+    for name, data in files.items()
+  ]
+  splits = {'train': examples}
+  made_up.prepare_new(
+    path, 'insects', '1.0.0', features, splits, disable_shuffling=True
+  )
 
 
 def table(files):
@@ -142,20 +127,6 @@ def test_all_kinds_give_the_same_examples(root, name):
   assert len(half) == 6 and half.class_names == NAMES
 
 
-@pytest.mark.parametrize('name', ['{}/saved', '{}/tfds/insects/1.0.0'])
-def test_worker_processes_read_the_same(root, name):
-  folder, source = opened(root, '{}/folder'), opened(root, name)
-  one, two = (
-    pipeline.Data(each, 4, [FlipLR()], num_workers=n).train_batches(seed=3)
-    for each, n in ((folder, 0), (source, 1))
-  )
-  for _ in range(5):
-    x, y = next(one), next(two)
-    np.testing.assert_array_equal(x['image'], y['image'])
-    np.testing.assert_array_equal(x['label'], y['label'])
-  one.close(), two.close()
-
-
 def differences(one, other):
   return [key for key in one if one[key] != other[key]]
 
@@ -169,10 +140,7 @@ def test_fingerprints_tell_data_apart(root, tmp_path):
   assert differences(source, fingerprint(Folder(moved))) == []
   names = class_names = ['cat ü', 'bee', 'ant']
   other = fingerprint(Folder(moved, class_names=class_names))
-  assert {*differences(source, other)} == {
-    'classes',
-    'examples',
-  }
+  assert {*differences(source, other)} == {'classes', 'examples'}
   (moved / 'bee' / '001.png').write_bytes(b'other')
   (change,) = differences(source, fingerprint(Folder(moved)))
   assert change == 'examples'
@@ -260,7 +228,6 @@ def test_arguments_reach_the_package(monkeypatch):
 
 
 def test_a_config_reads_all_kinds(root):
-  """The held-out part is the same in parquet files as in a folder."""
   found = {}
   for name in ('folder', 'pq/train-*.parquet'):
     config = train_folder.get_config('held_out=25')

@@ -6,10 +6,11 @@ import pickle
 import struct
 import sys
 
+import made_up
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from PIL import Image
+from tiny import encode
 
 from vit_jax.data import images
 from vit_jax.data.tfds import Tfds
@@ -29,62 +30,30 @@ _FEATURES = {
 }
 
 
-def _prepare(data_dir, file_format='array_record'):
-  """Writes the set 'colours'; TFDS does not learn of the code for it."""
-
-  class Colours(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version('1.2.0')
-    pkg_dir_path = data_dir
-
-    def _info(self):
-      features = tfds.features.FeaturesDict(_FEATURES)
-      return tfds.core.DatasetInfo(builder=self, features=features)
-
-    def _split_generators(self, manager):
-      del manager
-      return {
-        'train': self._generate(range(20)),
-        'test': self._generate([90]),
-      }
-
-    def _generate_examples(self):
-      raise NotImplementedError
-
-    def _generate(self, values):
-      for value in values:
-        file = io.BytesIO()
-        Image.fromarray(np.full((4, 5, 3), value, np.uint8)).save(file, 'PNG')
-        file.seek(0)
-        yield (
-          value,
-          {
-            'image': file,
-            'label': value % 3,
-            'weights': np.eye(3, dtype=np.float32)[value % 3],
-            'count': value,
-            'tags': [1] * (value % 4),
-            'things': [{'place': [i, 2], 'n': 5} for i in range(value % 4)],
-            'file_name': f'{value}.png',
-          },
-        )
-
-  builder = Colours(data_dir=data_dir, file_format=file_format)
-  builder.download_and_prepare()
+def _example(value):
+  return {
+    'image': io.BytesIO(encode(np.full((4, 5, 3), value, np.uint8))),
+    'label': value % 3,
+    'weights': np.eye(3, dtype=np.float32)[value % 3],
+    'count': value,
+    'tags': [1] * (value % 4),
+    'things': [{'place': [i, 2], 'n': 5} for i in range(value % 4)],
+    'file_name': f'{value}.png',
+  }
 
 
 @pytest.fixture(scope='module')
 def data_dir(tmp_path_factory):
   path = tmp_path_factory.mktemp('tfds')
-  _prepare(path)
+  splits = {'train': map(_example, range(20)), 'test': [_example(90)]}
+  made_up.prepare_new(path, 'colours', '1.2.0', _FEATURES, splits)
   return path
 
 
 @pytest.fixture(scope='module')
 def as_tfrecord(data_dir, tmp_path_factory):
   """The same set as TFRecord files, written by the format's definition."""
-  from array_record.python.array_record_data_source import (
-    ArrayRecordDataSource,
-  )
+  from array_record.python.array_record_data_source import ArrayRecordDataSource
 
   path = tmp_path_factory.mktemp('tfrecord')
   source = data_dir / 'colours' / '1.2.0'

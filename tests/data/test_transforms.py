@@ -3,7 +3,6 @@
 import json
 import pathlib
 import pickle
-import typing
 
 import numpy as np
 import pytest
@@ -82,12 +81,6 @@ def test_antialiased_is_pillows(name, channels):
 def test_nearest_takes_pixel_centres():
   out = T.Resize((10, 8), 'nearest')(_image(), _rng())
   np.testing.assert_array_equal(out, _image()[1::3, 2::5])
-
-
-def test_interpolations_differ():
-  kinds = typing.get_args(T.Interpolation)
-  outs = {T.Resize(24, x)(_image(), _rng()).tobytes() for x in kinds}
-  assert len(outs) == 5
 
 
 @pytest.mark.parametrize(
@@ -172,6 +165,9 @@ def test_scaled_to_another_image_size():
   # The smaller side grows with the larger side of the image.
   wide = (T.ResizeSmall(439), T.CentralCrop((192, 384)), T.FlipLR())
   assert T.scale(before, (192, 384), old=(224, 224, 3)) == wide
+  small = (T.ResizeSmall(13), T.CentralCrop((8, 12)))
+  large = (T.ResizeSmall(26), T.CentralCrop((24, 12)))
+  assert T.scale(small, (24, 12), old=(8, 12)) == large
 
 
 def test_tf_heights_are_uniform():
@@ -207,7 +203,6 @@ def test_inception_crop_falls_back():
 
 @pytest.mark.parametrize('kind', [T.InceptionCrop, T.Resize, T.ResizeSmall])
 def test_all_fields_of_a_crop_act(kind):
-  """The expected pixels are Pillow's."""
   options = {'size': (12, 10), 'interpolation': 'bicubic', 'antialias': True}
   if kind is T.InceptionCrop:
     options |= {'area': (0.3, 0.4), 'ratio': (2, 2.1), 'method': 'torch'}

@@ -36,8 +36,6 @@ class Numbers:
 
 
 class Labelled(Numbers):
-  """The same with known labels."""
-
   def labels(self):
     return LABELS.astype(np.int32)
 

@@ -9,57 +9,32 @@ from vit_jax.data import vtab
 
 TASKS = list(vtab.TASKS)
 
-# VTAB's slices depend on these sizes; tensorflow_datasets does not state them.
+# VTAB's slices depend on these sizes of train, validation and test, which
+# tensorflow_datasets does not state. Then the first example of val200 and of
+# test: its index and the number of its split.
+TABLE = """
+  caltech101           3059      -  6084    2754:0      0:1
+  cifar100            50000      - 10000   45000:0      0:1
+  dtd                  1880   1880  1880       0:1      0:2
+  oxford_flowers102    1020   1020  6149       0:1      0:2
+  oxford_iiit_pet      3680      -  3669    2944:0      0:1
+  sun397/tfds         76128  10875 21750       0:1      0:2
+  svhn_cropped        73257      - 26032   65931:0      0:1
+  patch_camelyon     262144  32768 32768       0:1      0:2
+  eurosat/rgb         27000      -     -   16200:0  21600:0
+  resisc45            31500      -     -   18900:0  25200:0
+  clevr               70000  15000 15000   63000:0      0:1
+  dmlab               65550  22628 22735       0:1      0:2
+  kitti                6347    423   711       0:1      0:2
+  dsprites           737280      -     -  589824:0 663552:0
+  smallnorb           24300      - 24300       0:1  12150:1
+  diabetic_retinopathy_detection/btgraham-300 35126 10906 42670 0:1 0:2
+"""
+SPLITS = 'train', 'validation', 'test'
+ROWS = {row.split()[0]: row.split()[1:] for row in TABLE.strip().splitlines()}
 SIZES = {
-  'caltech101': {'train': 3059, 'test': 6084},
-  'cifar100': {'train': 50000, 'test': 10000},
-  'dtd': {'train': 1880, 'validation': 1880, 'test': 1880},
-  'oxford_flowers102': {'train': 1020, 'validation': 1020, 'test': 6149},
-  'oxford_iiit_pet': {'train': 3680, 'test': 3669},
-  'sun397/tfds': {'train': 76128, 'validation': 10875, 'test': 21750},
-  'svhn_cropped': {'train': 73257, 'test': 26032},
-  'patch_camelyon': {'train': 262144, 'validation': 32768, 'test': 32768},
-  'eurosat/rgb': {'train': 27000},
-  'resisc45': {'train': 31500},
-  'diabetic_retinopathy_detection/btgraham-300': {
-    'train': 35126,
-    'validation': 10906,
-    'test': 42670,
-  },
-  'clevr': {'train': 70000, 'validation': 15000, 'test': 15000},
-  'dmlab': {'train': 65550, 'validation': 22628, 'test': 22735},
-  'kitti': {'train': 6347, 'validation': 423, 'test': 711},
-  'dsprites': {'train': 737280},
-  'smallnorb': {'train': 24300, 'test': 24300},
-}
-
-# (index, place of the split in SIZES) of the first example; where there is no
-# entry, of the second split and of the third.
-_VAL = {
-  'caltech101': (2754, 0),
-  'cifar100': (45000, 0),
-  'pets': (2944, 0),
-  'svhn': (65931, 0),
-  'eurosat': (16200, 0),
-  'resisc45': (18900, 0),
-  'clevr_count': (63000, 0),
-  'clevr_distance': (63000, 0),
-  'dsprites_location': (589824, 0),
-  'dsprites_orientation': (589824, 0),
-}
-_TEST = {
-  'eurosat': (21600, 0),
-  'resisc45': (25200, 0),
-  'clevr_count': (0, 1),
-  'clevr_distance': (0, 1),
-  'dsprites_location': (663552, 0),
-  'dsprites_orientation': (663552, 0),
-  'snorb_azimuth': (12150, 1),
-  'snorb_elevation': (12150, 1),
-  'caltech101': (0, 1),
-  'cifar100': (0, 1),
-  'pets': (0, 1),
-  'svhn': (0, 1),
+  name: {k: int(n) for k, n in zip(SPLITS, row) if n != '-'}
+  for name, row in ROWS.items()
 }
 
 
@@ -67,7 +42,8 @@ _TEST = {
 def test_splits(key):
   task = vtab.TASKS[key]
   sizes = SIZES[task.tfds]
-  val, test = _VAL.get(key, (0, 1)), _TEST.get(key, (0, 2))
+  places = ROWS[task.tfds][3:]
+  val, test = (tuple(map(int, place.split(':'))) for place in places)
   parts = {
     'train800': [(0, 0, 800)],
     'val200': [(*val, 200)],
@@ -90,7 +66,6 @@ def test_splits(key):
 
 @pytest.mark.parametrize('key', TASKS)
 def test_labels(key, tmp_path):
-  """The installed TFDS has the features and classes of the task."""
   task = vtab.TASKS[key]
   features = tfds.builder(task.tfds, data_dir=tmp_path).info.features
   assert isinstance(features['image'], tfds.features.Image)

@@ -126,7 +126,6 @@ def test_examples_without_any_label_never_count():
 
 @pytest.mark.parametrize('vectors', [False, True])
 def test_restricted_to_classes(vectors):
-  """The model of these classes alone gives the same."""
   some = np.array([0, 2, 3, 4, 5, 6])
   place = LABELS % 6
   labels = some[place]
@@ -160,7 +159,6 @@ def test_predictions():
 
 
 def test_predictions_of_several_right_labels():
-  """The class that counts is the most probable one of the correct classes."""
   labels, some = _vectors(), [0, 2, 3, 4, 5, 6]
   labels[:, 1] = 0
   labels[5] = 0

@@ -1,11 +1,9 @@
 """evaluate measures the same on 8 devices and on 2 processes of 2 devices."""
 
-import cv2
 import pytest
 from processes import Process, join
 
 from vit_jax import config as config_lib
-from vit_jax.data.embedded.digits import Digits
 from vit_jax.runs.metrics import read_records
 
 # 101 and 67 examples: no batch size divides them.
@@ -14,29 +12,30 @@ import ml_collections
 from vit_jax.zoo import names
 
 
-def data(split):
-  source = {'target': 'vit_jax.data.folder.Folder', 'path': '%(images)s'}
-  source |= {'csv': 'labels.csv', 'split': split}
+def data(split, examples):
+  source = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': split}
+  source = {'source': source, 'examples': examples}
+  source |= {'target': 'vit_jax.data.views.Subset'}
   return {'source': source, 'batch_size': 16}
 
 
 def get_config():
-  readouts = 'vit_jax.evals.'
+  readouts, train, test = 'vit_jax.evals.', data('train', 101), data('test', 67)
   return ml_collections.ConfigDict({
     'run': 'vit_jax.evaluate.evaluate',
     'model': names.settings('ViT-mu/4', num_classes=10),
-    'image_shape': (8, 8, 3),
+    'image_shape': (8, 8, 1),
     'evals': {
       'test': {
         'target': 'vit_jax.evals.classification.Classification',
         'intervals': True,
         'per_class': True,
-        'data': data('test'),
+        'data': test,
       },
       'frozen': {
         'target': 'vit_jax.evals.frozen.Frozen',
         'features': 'pixels',
-        'data': {'digits': {'train': data('train'), 'test': data('test')}},
+        'data': {'digits': {'train': train, 'test': test}},
         'readouts': {
           'fewshot': {'target': readouts + 'fewshot.FewShot', 'shots': (3,)},
           'knn': {'target': readouts + 'knn.Knn', 'k': (1, 7)},
@@ -49,26 +48,10 @@ def get_config():
 """
 
 
-@pytest.fixture
-def config(tmp_path):
-  """A config for 168 real digits in files."""
-  images = tmp_path / 'digits'
-  images.mkdir()
-  lines = ['path,label,split']
-  for split, count in (('train', 101), ('test', 67)):
-    source = Digits(split=split)
-    for i in range(count):
-      example = source[i]
-      cv2.imwrite(str(images / f'{split}{i}.png'), example['image'])
-      lines.append(f'{split}{i}.png,c{example["label"]},{split}')
-  (images / 'labels.csv').write_text('\n'.join(lines))
-  path = tmp_path / 'config.py'
-  path.write_text(CONFIG % {'images': images})
-  return path
-
-
 @pytest.mark.slow
-def test_same_metrics_on_devices_and_processes(config, tmp_path):
+def test_same_metrics_on_devices_and_processes(tmp_path):
+  config = tmp_path / 'config.py'
+  config.write_text(CONFIG)
   config_lib.run(config_lib.load(str(config)), tmp_path / 'one')
   command = ['-m', 'vit_jax.main', f'--config={config}']
   command.append(f'--workdir={tmp_path}/two')

@@ -54,16 +54,6 @@ def test_the_solution_is_that_of_other_solvers(n, dim, l2):
   np.testing.assert_array_equal(solution.predict(x), predicted)
 
 
-def test_defaults_are_those_of_big_vision():
-  assert FewShot() == FewShot(
-    shots=(1, 5, 10, 25),
-    seeds=(0, 1, 2),
-    l2=(1024.0,),
-    held_out_shots=0,
-    allow_fewer=False,
-  )
-
-
 def test_constant_features_do_no_harm():
   x, y = problem(40, 6)
   x[:, 3] = 2.0
@@ -115,7 +105,6 @@ def test_accuracies_of_each_draw():
 
 
 def test_the_strength_is_chosen_on_held_out_shots():
-  """As by trying each on its own."""
   choices = tuple(2.0 ** np.arange(-4, 20, 6))
   read = FewShot(shots=(10, 4), seeds=(0, 1), l2=choices, held_out_shots=6)
   found = read(TRAIN, TEST)

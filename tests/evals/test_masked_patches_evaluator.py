@@ -3,21 +3,18 @@
 import jax
 import numpy as np
 import pytest
+import tiny
 from synthetic import Synthetic
 
+from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.masked_patches import MaskedPatches, keys_of
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import NoPooling
-from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.parallel import sharding
 
-MODEL = VisionTransformer(
-  width=8,
-  depth=1,
-  mlp_dim=8,
-  num_heads=1,
+MODEL = tiny.vit(
   embedding=PatchEmbedding(4, mask_token=True),
   pooling=NoPooling(),
   num_classes=8,
@@ -47,14 +44,10 @@ def evaluator(batch_size, source=SOURCE, **options):
 
 @pytest.fixture(scope='module')
 def params():
-  images = np.zeros((1, 8, 8, 1))
-  shapes = jax.eval_shape(MODEL.init, jax.random.key(0), images)['params']
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), shapes)
+  return tree.unflatten(tiny.normal_params(MODEL, (8, 8, 1)))
 
 
 def test_every_example_once_whatever_the_batches(params):
-  """Equal to each example on its own; 21 fill no batch of 8 or 16."""
   prediction = Prediction(MODEL, Normalize())
   images = np.stack([SOURCE[i]['image'] for i in range(21)])
   keys = keys_of(np.arange(21), 0)

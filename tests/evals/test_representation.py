@@ -1,27 +1,19 @@
 """Rank, spread and pictures of a representation."""
 
-import jax
 import numpy as np
 import pytest
+import tiny
 from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.representation import Representation, describe
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.layers import Normalize
 from vit_jax.parallel import sharding
 from vit_jax.reports import sheets
 
 RNG = np.random.default_rng(0)
-MODEL = VisionTransformer(
-  width=8,
-  depth=1,
-  mlp_dim=8,
-  num_heads=1,
-  embedding=PatchEmbedding(4),
-  num_classes=0,
-)
+MODEL = tiny.vit(width=8, mlp_dim=8, num_heads=1, num_classes=0)
 SOURCE = Synthetic(image_size=8, num_classes=3, num_examples=21)
 
 
@@ -33,9 +25,7 @@ def evaluator():
 
 @pytest.fixture(scope='module')
 def params():
-  images = np.zeros((1, 8, 8, 3), 'f')
-  shapes = jax.eval_shape(MODEL.init, jax.random.key(0), images)['params']
-  return jax.tree.map(lambda x: np.float32(RNG.normal(size=x.shape)), shapes)
+  return tree.unflatten(tiny.normal_params(MODEL, (8, 8, 3)))
 
 
 @pytest.mark.parametrize('rank', [1, 4, 16])

@@ -9,6 +9,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.vit import VisionTransformer
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (4, 8, 12, 3))
@@ -23,6 +24,11 @@ TINY_VIT = {  # fields of a ViT, or an axial one; a grid of 2x6 of IMAGES
   'embedding': PatchEmbedding((4, 2)),
   'num_classes': 5,
 }
+
+
+def tiny(**fields):
+  """Return a ViT with the fields of TINY_VIT, or others."""
+  return VisionTransformer(**(TINY_VIT | fields))
 
 
 def random_params(model, images=IMAGES, seed=0, scale=0.3):
@@ -77,22 +83,31 @@ def _backward(model):
   return jax.jit(run)
 
 
+def formula(q, k, v, do=0.0):
+  """Return the output of attention and gradients of q, k, v, in float64."""
+  q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
+  scale = q.shape[-1] ** -0.5
+  scores = np.einsum('bqhd,bnhd->bhqn', q, k) * scale
+  p = np.exp(scores - scores.max(-1, keepdims=True))
+  p /= p.sum(-1, keepdims=True)
+  out = np.einsum('bhqn,bnhd->bqhd', p, v)
+  do = np.broadcast_to(do, out.shape)
+  dp = np.einsum('bqhd,bnhd->bhqn', do, v)
+  ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+  return (
+    out,
+    np.einsum('bhqn,bnhd->bqhd', ds, k),
+    np.einsum('bhqn,bqhd->bnhd', ds, q),
+    np.einsum('bhqn,bqhd->bnhd', p, do),
+  )
+
+
 def assert_scan_is_the_loop(model):
   params = random_params(model)
   scanned = model.clone(scan=True)
   actual = apply(scanned, stack_layers(params))
   expected = apply(model, params)
   np.testing.assert_allclose(actual, expected, atol=1e-5)
-
-
-def assert_trees_close(actual, expected, **kwargs):
-  actual = traverse_util.flatten_dict(actual, sep='/')
-  expected = traverse_util.flatten_dict(expected, sep='/')
-  assert actual.keys() == expected.keys()
-  for name in expected:
-    np.testing.assert_allclose(
-      actual[name], expected[name], err_msg=name, **kwargs
-    )
 
 
 def compare_to_bfloat16(model, params, expected, images=IMAGES):

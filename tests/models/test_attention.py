@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contract import formula
 
 from vit_jax.models.attention import attention, default
 
@@ -19,32 +20,23 @@ def random_qkv(dtype=jnp.float32, queries=5, tokens=7, scale=1.0):
   return [jnp.asarray(scale * rng.standard_normal(s), dtype) for s in shapes]
 
 
-def formula(q, k, v):
-  q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-  scores = np.einsum('bqhd,bnhd->bhqn', q, k) / np.sqrt(q.shape[-1])
-  weights = np.exp(scores - scores.max(-1, keepdims=True))
-  weights /= weights.sum(-1, keepdims=True)
-  return np.einsum('bhqn,bnhd->bqhd', weights, v)
-
-
+# bfloat16 rounds weights and the output to 8 bits, relative to |v| <= 3.
 @pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
-@pytest.mark.parametrize('queries', [1, 5])
-def test_equals_the_formula(implementation, queries):
-  qkv = random_qkv(queries=queries)
+@pytest.mark.parametrize(
+  'options, rtol, atol',
+  [
+    ({'queries': 1}, 1e-7, 2e-6),
+    ({'queries': 5}, 1e-7, 2e-6),
+    ({'dtype': jnp.bfloat16}, 1e-7, 3 * 2**-7),
+    ({'scale': 100.0}, 1e-4, 1e-2),  # huge scores do not overflow
+  ],
+)
+def test_equals_the_formula(implementation, options, rtol, atol):
+  qkv = random_qkv(**options)
   out = attention(*qkv, implementation=implementation)
-  assert out.dtype == jnp.float32
-  np.testing.assert_allclose(out, formula(*qkv), atol=2e-6)
-
-
-@pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
-def test_bfloat16_stays_near_the_formula(implementation):
-  qkv = random_qkv(jnp.bfloat16)
-  out = attention(*qkv, implementation=implementation)
-  assert out.dtype == jnp.bfloat16
-  # The weights and the output are rounded to 8 bits, relative to |v| <= 3.
-  np.testing.assert_allclose(
-    np.asarray(out, np.float32), formula(*qkv), atol=3 * 2**-7
-  )
+  assert out.dtype == options.get('dtype', jnp.float32)
+  out, (expected, *_) = np.asarray(out, np.float32), formula(*qkv)
+  np.testing.assert_allclose(out, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
@@ -54,13 +46,6 @@ def test_softmax_is_float32_under_bfloat16(implementation):
   ).lower(*random_qkv(jnp.bfloat16))
   exponentials = re.findall(r'exponential .*xi?(\w+)>', lowered.as_text())
   assert set(exponentials) == {'f32'}
-
-
-@pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
-def test_huge_scores_do_not_overflow(implementation):
-  qkv = random_qkv(scale=100.0)
-  out = attention(*qkv, implementation=implementation)
-  np.testing.assert_allclose(out, formula(*qkv), rtol=1e-4, atol=1e-2)
 
 
 def test_dropout_drops_single_weights_and_keeps_their_mean():
@@ -92,13 +77,10 @@ def test_what_cannot_be_done_is_an_error():
 @pytest.mark.skipif(
   jax.default_backend() != 'gpu', reason='needs an NVIDIA GPU'
 )
-def test_cudnn_stays_near_the_formula():
-  qkv = random_qkv(jnp.bfloat16)
-  for name in ('cudnn', 'auto'):
-    out = attention(*qkv, implementation=name)
-    np.testing.assert_allclose(
-      np.asarray(out, np.float32), formula(*qkv), atol=3 * 2**-7
-    )
+@pytest.mark.parametrize('implementation', ['cudnn', 'auto'])
+def test_cudnn_stays_near_the_formula(implementation):
+  options = {'dtype': jnp.bfloat16}
+  test_equals_the_formula(implementation, options, 1e-7, 3 * 2**-7)
 
 
 def on(platform):

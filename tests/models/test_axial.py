@@ -3,15 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from contract import (
-  IMAGES,
-  TINY_VIT,
-  apply,
-  random_params,
-)
+from contract import IMAGES, TINY_VIT, apply, random_params
+from flax import linen as nn
 
-from vit_jax.models.axial import AxialAttention, AxialResNet, AxialViT
-from vit_jax.models.layers import LayerNorm
+from vit_jax.models.axial import AxialAttention, AxialViT
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.posemb import Learned
 from vit_jax.models.vit import Block
@@ -19,17 +14,9 @@ from vit_jax.models.vit import Block
 RNG = np.random.default_rng(0)
 
 
-def tiny(**fields):
-  return AxialViT(**(TINY_VIT | fields))
-
-
-def tiny_resnet(**fields):
-  return AxialResNet(**({'stages': (1, 1), 'num_classes': 5} | fields))
-
-
 def test_rows_then_columns():
   """Each layer against Blocks on one line of one image at a time."""
-  model = tiny()
+  model = AxialViT(**TINY_VIT)
   params = random_params(model)
   out = apply(model, params, method='features')
   x = out['patches'] + params['pos_embedding'].reshape(1, 12, 16)
@@ -51,7 +38,7 @@ def test_rows_then_columns():
     )
     expected = x.reshape(4, 12, 16)
     np.testing.assert_allclose(out[f'block_{i}'], expected, atol=2e-5)
-  normed = LayerNorm().apply({'params': params['norm']}, expected)
+  normed = nn.LayerNorm().apply({'params': params['norm']}, expected)
   np.testing.assert_allclose(out['pooled'], normed.mean(1), atol=2e-5)
 
 
@@ -74,10 +61,9 @@ def test_axial_attention_is_of_lines(stride):
 def test_what_makes_no_sense():
   for fields, message in (
     ({'pooling': ClassToken()}, 'cannot have a class token.*got ClassToken'),
-    (
-      {'posemb': Learned(at='layers')},
-      "positions in the layers.*'layers'",
-    ),
+    ({'posemb': Learned(at='layers')}, "positions in the layers.*'layers'"),
   ):
     with pytest.raises(ValueError, match=message):
-      jax.eval_shape(tiny(**fields).init, jax.random.key(0), IMAGES)
+      jax.eval_shape(
+        AxialViT(**TINY_VIT, **fields).init, jax.random.key(0), IMAGES
+      )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contract import GOLDEN, TINY_VIT
+from contract import tiny as vit
 
 from vit_jax import tree
 from vit_jax.models.axial import AxialResNet, AxialViT
@@ -20,7 +21,6 @@ from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
 from vit_jax.models.posemb import Learned, Learned2d, Relative
 from vit_jax.models.resnet import Hybrid, ResNet
-from vit_jax.models.vit import VisionTransformer
 
 EXPECTED = json.loads((GOLDEN / 'models.json').read_text())
 ONE = {'pooling': ClassToken(num_registers=1)}
@@ -29,10 +29,6 @@ ALL = {
   'block': BlockOptions(layerscale_init=0.5, qk_norm=True),
   'pooling': ClassToken(num_registers=2),
 }
-
-
-def vit(**fields):
-  return VisionTransformer(**(TINY_VIT | fields))
 
 
 def axial(**fields):

@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import IMAGES, TINY_VIT, random_params
+from contract import IMAGES, random_params, tiny
 from flax import linen as nn
 
 from vit_jax.models import layers, resnet
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.resnet import Hybrid
-from vit_jax.models.vit import VisionTransformer
 
 PRODUCTS = {  # product, shapes of the inputs and of the kernel
   'matmul': (layers.matmul, (50, 6), (6, 4)),
@@ -82,10 +81,6 @@ def test_tpus_get_rounded_kernels_and_tokens_apart(monkeypatch):
   assert (on_cpu, on_tpu) == ([True, False], [False, True])
   for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
     np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02)
-
-
-def tiny(**fields):
-  return VisionTransformer(**(TINY_VIT | fields))
 
 
 def test_patches_are_a_strided_convolution():

@@ -37,14 +37,12 @@ def count(model, size=224):
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    x
-    for x in PARAMETERS
-    if re.match('ViT-(Ti|S)|R50.*/16|Mixer|BiT.*x1|Axial', x)
-  ],
-)
+def slow_if_large(name):
+  small = re.match('ViT-(Ti|S)|R50.*/16|Mixer|BiT.*x1|Axial', name)
+  return pytest.param(name, marks=[] if small else pytest.mark.slow)
+
+
+@pytest.mark.parametrize('name', [*map(slow_if_large, names.models())])
 def test_parameter_count(name):
   assert count(names.create(name, num_classes=1000)) == PARAMETERS[name]
 
@@ -161,17 +159,13 @@ def test_parts_of_timm_names(name, fields):
     ('R50+B/14', 'R50+ViT-B/16'),
     ('R50+B/16x8', ''),
     ('R51+B/16', ''),
-    ('R+Ti/32', ''),
     ('R+Ti/16x8', ''),
     ('B/0', ''),
     ('B/16x', ''),
-    ('B', ''),
     ('BiT-R51x1', 'BiT-R50x1'),
     ('BiT-R50x0', ''),
     ('Mixer-B16', 'Mixer-B/16'),
-    ('Mixer-X/16', ''),
     ('vit_base_patch16_clip_224', 'vit_base'),
-    ('vit_base_patch16_224_miil', ''),
     ('deit4_tiny_patch16_224', 'deit_'),
     ('', ''),
   ],
@@ -180,12 +174,6 @@ def test_unknown_names_list_similar_ones(name, similar):
   with pytest.raises(ValueError, match=re.escape(f'named {name!r}')) as error:
     names.settings(name)
   assert similar in str(error.value)
-
-
-@pytest.mark.slow
-def test_recorded_numbers_of_parameters():
-  found = {x: count(names.create(x, num_classes=1000)) for x in names.models()}
-  assert found == PARAMETERS
 
 
 @pytest.mark.parametrize('name', [x for x in PARAMETERS if x[:3] == 'ViT'])

@@ -7,23 +7,20 @@ its blocks.
 
 import functools
 import importlib.util
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import TINY_VIT, logits_and_grads, random_params
+from contract import formula, logits_and_grads, random_params, tiny
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from processes import with_libtpu
 
 from vit_jax.models import pallas_attention
 from vit_jax.models.attention import attention
-from vit_jax.models.vit import VisionTransformer
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SHAPES = {  # name: tokens, heads, width of a head
   'one token': (1, 2, 64),
   'few': (5, 3, 64),
@@ -38,23 +35,6 @@ def draw(tokens, heads, width, dtype, batch=2):
   rng = np.random.default_rng(0)
   shape = (4, batch, tokens, heads, width)
   return jnp.asarray(1.5 * rng.standard_normal(shape), dtype)
-
-
-def formula(q, k, v, do):
-  """Output and gradients of q, k, v, in float64."""
-  q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
-  scale = q.shape[-1] ** -0.5
-  scores = np.einsum('bqhd,bnhd->bhqn', q, k) * scale
-  p = np.exp(scores - scores.max(-1, keepdims=True))
-  p /= p.sum(-1, keepdims=True)
-  dp = np.einsum('bqhd,bnhd->bhqn', do, v)
-  ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
-  return (
-    np.einsum('bhqn,bnhd->bqhd', p, v),
-    np.einsum('bhqn,bnhd->bqhd', ds, k),
-    np.einsum('bhqn,bqhd->bnhd', ds, q),
-    np.einsum('bhqn,bqhd->bnhd', p, do),
-  )
 
 
 def output_and_gradients(q, k, v, do, implementation='pallas'):
@@ -154,7 +134,7 @@ def test_lowers_for_tpus(tokens, heads, width, dtype):
 
 
 def test_a_model_has_the_gradients_of_einsum():
-  model = VisionTransformer(**TINY_VIT, attention='einsum')
+  model = tiny(attention='einsum')
   params = random_params(model, scale=0.1)
   expected = logits_and_grads(model, params)
   found = logits_and_grads(model.clone(attention='pallas'), params)
@@ -183,7 +163,18 @@ def simulated(monkeypatch, capfd):
   assert 'RACE DETECTED' not in capfd.readouterr().out
 
 
-def check_simulated(tokens, heads, width, dtype):
+@pytest.mark.parametrize(
+  ('tokens', 'heads', 'width', 'dtype'),
+  [
+    (21, 3, 80, 'float32'),
+    (21, 3, 80, 'bfloat16'),
+    # Tokens and head dimensions of published models, fewer heads.
+    slow(197, 12, 64, 'bfloat16'),  # B/16
+    slow(257, 2, 80, 'bfloat16'),  # H/14
+    slow(577, 2, 64, 'bfloat16'),  # B/16 at 384 px
+  ],
+)
+def test_simulated(simulated, tokens, heads, width, dtype):
   arrays = draw(tokens, heads, width, dtype)
   # A new function, of which nothing has been compiled without the simulation.
   found = jax.jit(lambda *arrays: output_and_gradients(*arrays))(*arrays)
@@ -193,11 +184,6 @@ def check_simulated(tokens, heads, width, dtype):
     bound *= max(1, abs(expected).max())
     x = np.asarray(x, np.float64)
     np.testing.assert_allclose(x, expected, rtol=0, atol=bound)
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_simulated(simulated, dtype):
-  check_simulated(21, 3, 80, dtype)
 
 
 # Tokens of models with patches of 32, 16 and 14 px and images of 224 and 384
@@ -215,24 +201,10 @@ def test_takes_published_shapes(width, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('tokens', 'heads', 'width', 'dtype'),
-  [  # Tokens and head dimensions of published models, fewer heads.
-    (197, 12, 64, 'bfloat16'),  # B/16
-    (257, 2, 80, 'bfloat16'),  # H/14
-    (577, 2, 64, 'bfloat16'),  # B/16 at 384 px
-  ],
-)
-def test_simulated_published_shapes(simulated, tokens, heads, width, dtype):
-  check_simulated(tokens, heads, width, dtype)
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
 )
 def test_compiles_for_tpus():
-  """In a process of its own: only one can use libtpu."""
   code = """
 import jax
 from vit_jax.models import attention_choice
@@ -259,15 +231,7 @@ for topology in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
     assert text.count('"tpu_custom_call"') == 2, (topology, side)
     print(topology, side)
 """
-  done = subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=pathlib.Path(__file__).parents[2],
-    capture_output=True,
-    text=True,
-    env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': ''},
-  )
-  assert done.returncode == 0, done.stderr
-  assert len(done.stdout.splitlines()) == 16
+  assert len(with_libtpu(code).splitlines()) == 16
 
 
 def test_one_query_is_left_to_xla():

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from contract import IMAGES, TINY_VIT, apply, random_params
+from contract import IMAGES, apply, random_params, tiny
 from flax import linen as nn
 from jax import numpy as jnp
 from options import all_set
@@ -19,11 +19,6 @@ from vit_jax.models.pooling import (
   Mean,
   NoPooling,
 )
-from vit_jax.models.vit import VisionTransformer
-
-
-def tiny(**fields):
-  return VisionTransformer(**(TINY_VIT | fields))
 
 
 @functools.cache

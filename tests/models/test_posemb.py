@@ -6,12 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import (
-  TINY_VIT,
-  apply,
-  assert_scan_is_the_loop,
-  random_params,
-)
+from contract import apply, assert_scan_is_the_loop, random_params, tiny
 
 from vit_jax import tree
 from vit_jax.models import resample
@@ -26,16 +21,12 @@ from vit_jax.models.posemb import (
   SinCos2d,
 )
 from vit_jax.models.rotary import RotaryAxial, RotaryDino, RotaryMixed
-from vit_jax.models.vit import Attention, Block, VisionTransformer
+from vit_jax.models.vit import Attention, Block
 
 GRID = 2, 6  # of IMAGES
 RNG = np.random.default_rng(0)
 REGISTER = ClassToken(num_registers=1)
 by_kind = pytest.mark.parametrize('kind', [Learned, Learned2d])
-
-
-def tiny(**fields):
-  return VisionTransformer(**(TINY_VIT | fields))
 
 
 def test_learned2d_is_a_grid_of_x_and_y():

@@ -12,10 +12,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.optim import optimizers as optim
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype('f')
-
-
-def tiny(**fields):
-  return ResNet(**({'stages': (1, 1), 'num_classes': 5} | fields))
+FILL = {'zero': 0, 'lowest': -np.inf}  # paddings of the max pooling
 
 
 @pytest.mark.parametrize(
@@ -53,7 +50,7 @@ def test_convolution_pads_and_standardises(form, size, stride, before):
   np.testing.assert_allclose(actual[0], expected, atol=2e-4)
 
 
-@pytest.mark.parametrize('padding, fill', [('zero', 0), ('lowest', -np.inf)])
+@pytest.mark.parametrize('padding, fill', FILL.items())
 def test_max_pooling_of_the_root_pads(padding, fill):
   root = Root(64, 'preact', pool_padding=padding)
   params = root.init(jax.random.key(0), IMAGES)
@@ -87,9 +84,6 @@ def test_layer_decay_takes_the_resnet_of_a_hybrid_as_what_precedes_layers():
 
 def test_the_padding_of_max_pooling_is_handed_on():
   images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
-  traced = [
-    str(jax.make_jaxpr(tiny(pool_padding=x, stages=(1,)).init)(key, images))
-    for key in [jax.random.key(0)]
-    for x in ('zero', 'lowest')
-  ]
-  assert traced[0] != traced[1]
+  key, models = jax.random.key(0), (ResNet((1,), pool_padding=x) for x in FILL)
+  one, other = (str(jax.make_jaxpr(x.init)(key, images)) for x in models)
+  assert one != other

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
 import shutil
 import sys
@@ -10,16 +9,17 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_mesh
 import optax
 import pytest
+import tiny
 from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import MultiCrop
 from vit_jax.durations import Timeline, steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.layers import Normalize
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.optim.optimizers import Optimizer
@@ -27,7 +27,6 @@ from vit_jax.optim.schedules import Ema
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpoints
-from vit_jax.setup import make_step
 from vit_jax.step import TrainState, train_step
 from vit_jax.train import train
 from vit_jax.weights import formats, timm
@@ -102,12 +101,16 @@ def start(loss_fn, tx=None, step=0):
   )
 
 
-def with_aux(loss_fn):
+def grads_of(loss_fn, state, batch):
+  """Return ((loss, [metrics, carried]), gradients)."""
+
   def fn(*args):
     loss, *aux = loss_fn(*args)
     return loss, aux
 
-  return fn
+  batch = jax.tree.map(jnp.float32, batch)
+  fn = jax.jit(jax.value_and_grad(fn, has_aux=True))
+  return fn(state.params, batch, KEY, state)
 
 
 def assert_close(found, expected, rtol, atol=0.0):
@@ -131,10 +134,9 @@ def test_loss_gradient_and_centre_are_lightlys():
   loss_fn = make(
     Given, teacher_temperature=0.05, warmup_teacher_temperature=0.05
   )
-  state = TrainState(jnp.int32(2), {}, None, KEY, carried=jnp.asarray(centre))
-  params = {'objective': {'last': student}}
-  fn = jax.jit(jax.value_and_grad(with_aux(loss_fn), has_aux=True))
-  (loss, (metrics, carried)), grads = fn(params, teacher, KEY, state)
+  params, centre = {'objective': {'last': student}}, jnp.asarray(centre)
+  state = TrainState(jnp.int32(2), params, None, KEY, carried=centre)
+  (loss, (metrics, carried)), grads = grads_of(loss_fn, state, teacher)
   expected = part('loss/')
   np.testing.assert_allclose(loss, expected['value'], rtol=1e-5)
   np.testing.assert_allclose(
@@ -190,10 +192,7 @@ def test_ten_steps_are_those_of_pytorch():
     teacher_warmup=steps(5),
   )
   state = start(loss_fn, tx)
-  batch = jax.tree.map(jnp.float32, recorder.crops(0))
-  grads, _ = jax.jit(jax.grad(with_aux(loss_fn), has_aux=True))(
-    state.params, batch, KEY, state
-  )
+  _, grads = grads_of(loss_fn, state, recorder.crops(0))
   assert_close(grads, read(part('grad/')), 1e-5, 1e-5)
   step = jax.jit(
     functools.partial(
@@ -211,12 +210,6 @@ def test_ten_steps_are_those_of_pytorch():
 
 
 # What the teacher sees, what is learned, and on which devices.
-
-
-def grads_of(loss_fn, state, batch, rng=KEY):
-  fn = jax.jit(jax.value_and_grad(with_aux(loss_fn), has_aux=True))
-  batch = jax.tree.map(jnp.float32, batch)
-  return fn(state.params, batch, rng, state)
 
 
 def test_the_teacher_is_the_ema_and_sees_global_views():
@@ -272,23 +265,14 @@ def test_losses_of_bfloat16_models_are_float32():
 
 def run(loss_fn, axes=None, accum_steps=1):
   """Return (parameters and carried after three steps, losses)."""
-  axes = axes or {'data': 1}
-  mesh = sharding.make_mesh(jax.devices()[: math.prod(axes.values())], **axes)
-  init, _, step_fn = make_step(
-    loss_fn.model,
-    images=jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32),
-    loss_fn=loss_fn,
-    make_tx=lambda params: optax.sgd(0.5),
-    mesh=mesh,
-    rules=sharding.fsdp(min_elements=64) if 'fsdp' in axes else None,
-    accum_steps=accum_steps,
-  )
-  state, losses = init(KEY), []
-  with jax.set_mesh(mesh):
-    for i in range(3):
-      batch = sharding.put_batch(recorder.crops(i), mesh)
-      state, metrics = step_fn(state, batch)
-      losses.append(float(metrics['loss']))
+  axes, rules = axes or {'data': 1}, None
+  if 'fsdp' in axes:
+    rules = sharding.fsdp(min_elements=64)
+  make_tx = lambda params: optax.sgd(0.5)  # noqa: E731
+  options = {'rules': rules, 'accum_steps': accum_steps}
+  model = loss_fn.model
+  first = on_mesh.start(model, loss_fn, (16, 16, 3), make_tx, axes, **options)
+  state, losses = on_mesh.losses_of(*first, map(recorder.crops, range(3)))
   if 'fsdp' in axes:
     kernel = state.params['objective']['fc2']['kernel']
     assert not kernel.sharding.is_fully_replicated
@@ -349,14 +333,7 @@ def test_a_run_resumes_bit_by_bit_and_its_weights_are_the_teacher(tmp_path):
   source = Synthetic(image_size=16, num_classes=4, num_examples=32)
   run = functools.partial(
     train,
-    model=VisionTransformer(
-      width=8,
-      depth=1,
-      mlp_dim=16,
-      num_heads=2,
-      embedding=PatchEmbedding(4),
-      num_classes=0,
-    ),
+    model=tiny.vit(width=8, mlp_dim=16, num_classes=0),
     data=Data(source, 8, transforms=(crop,), labels=False),
     objective=functools.partial(Dino, head=DinoHead(16, 12, 6)),
     optimizer=Optimizer(optax.adam),

@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_mesh
 import optax
 import pytest
 import scipy.special
+import tiny
 from jax.sharding import PartitionSpec as P
 from options import all_set, note_choices
 from synthetic import Synthetic
@@ -18,10 +19,8 @@ from vit_jax import pretrained, tree
 from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.layers import Gelu, Normalize
 from vit_jax.models.pooling import DistillationToken
-from vit_jax.models.vit import VisionTransformer
-from vit_jax.objectives import distillation as module
 from vit_jax.objectives import mixing
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.distillation import Teacher, distillation
@@ -29,12 +28,11 @@ from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpoints
-from vit_jax.runs.metrics import Logging
+from vit_jax.runs.metrics import Logging, read_records
 from vit_jax.runs.workdirs import ChangedRunError
-from vit_jax.setup import make_step
 from vit_jax.step import Context
 from vit_jax.train import train
-from vit_jax.weights import bundle, formats
+from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
 RNG = np.random.default_rng(0)
@@ -43,23 +41,12 @@ BATCH = {
   'image': RNG.integers(0, 256, (8, 8, 8, 3), np.uint8),
   'label': np.arange(8, dtype=np.int32) % 4,
 }
-MODEL = VisionTransformer(
-  width=16,
-  depth=1,
-  mlp_dim=32,
-  num_heads=2,
-  embedding=PatchEmbedding(4),
-  num_classes=4,
-)
+MODEL = tiny.vit(num_classes=4)
 TWO_HEADS = MODEL.clone(pooling=DistillationToken())
 
 
 def make_weights(model, size=8, seed=1, **attributes):
-  rng = np.random.default_rng(seed)
-  params = {
-    path: 0.3 * rng.standard_normal(x.shape, np.float32)
-    for path, x in bundle.shapes(model, (size, size, 3)).items()
-  }
+  params = tiny.normal_params(model, (size, size, 3), 0.3, seed)
   return Weights(model, params, (size, size, 3), **attributes)
 
 
@@ -112,21 +99,6 @@ def kl(teacher, student, temperature):
   theirs = scipy.special.log_softmax(teacher / temperature, axis=1)
   ours = scipy.special.log_softmax(student / temperature, axis=1)
   return temperature**2 * (np.exp(theirs) * (theirs - ours)).sum(1).mean()
-
-
-def test_losses_of_small_arrays():
-  """Two classes: KL((3/4, 1/4) || (1/2, 1/2)) is 3/4 log 3 - log 2."""
-  teacher, student = jnp.log(jnp.array([[3.0, 1.0]])), jnp.zeros((1, 2))
-  expected = 0.75 * np.log(3) - np.log(2)
-  soft = module.teacher_loss(student, teacher)
-  np.testing.assert_allclose(soft, [expected], rtol=1e-6)
-  scaled = module.teacher_loss(student, 2 * teacher, temperature=2.0)
-  np.testing.assert_allclose(scaled, [4 * expected], rtol=1e-6)
-  hard = module.teacher_loss(student, teacher, kind='hard')
-  np.testing.assert_allclose(hard, [np.log(2)], rtol=1e-6)
-  np.testing.assert_allclose(
-    module.teacher_loss(teacher, teacher, temperature=3.0), [0], atol=1e-7
-  )
 
 
 @pytest.mark.parametrize(
@@ -195,10 +167,7 @@ def test_without_weight_the_loss_and_gradient_are_those_of_the_objective(
   )
   found, expected = (
     jax.jit(jax.value_and_grad(f, has_aux=True))(params, BATCH, KEY, *more)
-    for f, more in (
-      (wrapped, (context_of(wrapped),)),
-      (plain, ()),
-    )
+    for f, more in ((wrapped, (context_of(wrapped),)), (plain, ()))
   )
   np.testing.assert_allclose(found[0][0], expected[0][0], rtol=1e-6)
   jax.tree.map(
@@ -261,7 +230,7 @@ def test_teachers_are_read_scanned_and_in_the_dtype_of_the_student(
 
 
 def test_all_fields_of_a_teacher_act(teacher_file, monkeypatch):
-  options, calls = {'step': 3, 'mlp': 'gelu'}, []
+  options, calls = {'step': 3, 'block.mlp': Gelu('exact')}, []
 
   def read(path, *, step, read=formats.read, **others):
     calls.append((path, step))
@@ -306,32 +275,6 @@ def make_tx(params):
   return Optimizer(rule)(params, learning_rate=0.01)
 
 
-def run_steps(loss_fn, axes, accum_steps=1):
-  devices = jax.devices()[: int(np.prod(list(axes.values())))]
-  mesh = sharding.make_mesh(devices, **axes)
-  rules = None
-  if 'fsdp' in axes:
-    rules = sharding.fsdp(min_elements=64, others=sharding.tensor_parallel())
-  init, _, step_fn = make_step(
-    TWO_HEADS,
-    images=jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32),
-    loss_fn=loss_fn,
-    make_tx=make_tx,
-    mesh=mesh,
-    rules=rules,
-    accum_steps=accum_steps,
-  )
-  shapes = loss_fn.teacher.abstract_params(mesh, rules)
-  teacher = loss_fn.teacher.load(shapes)
-  state, losses = init(KEY), []
-  with jax.set_mesh(mesh):
-    for _ in range(3):
-      batch = sharding.put_batch(BATCH, mesh)
-      state, metrics = step_fn(state, batch, teacher)
-      losses.append(float(metrics['loss']))
-  return teacher, losses
-
-
 @pytest.mark.slow
 def test_any_mesh_gives_the_same_losses(teacher_file):
   loss_fn = distillation(
@@ -341,11 +284,17 @@ def test_any_mesh_gives_the_same_losses(teacher_file):
     kind='hard',
     weight=0.5,
   )
-  _, expected = run_steps(loss_fn, {'data': 1})
+  given = TWO_HEADS, loss_fn, (8, 8, 3), make_tx
+  first = on_mesh.start(*given, {'data': 1})
+  _, expected = on_mesh.losses_of(*first, [BATCH] * 3)
   assert len(set(expected)) == 3
   axes = {'data': 2, 'fsdp': 2, 'model': 2}
-  params, losses = run_steps(loss_fn, axes, accum_steps=2)
+  rules = sharding.fsdp(min_elements=64, others=sharding.tensor_parallel())
+  first = on_mesh.start(*given, axes, rules=rules, accum_steps=2)
+  _, losses = on_mesh.losses_of(*first, [BATCH] * 3)
   np.testing.assert_allclose(losses, expected, rtol=2e-5)
+  shapes = loss_fn.teacher.abstract_params(sharding.make_mesh(**axes), rules)
+  params = loss_fn.teacher.load(shapes)
   kernel = params['block_1']['mlp']['fc1']['kernel']
   assert not kernel.sharding.is_fully_replicated
   file = formats.read(teacher_file).params
@@ -371,12 +320,6 @@ def arguments(teacher, **changes):
   } | changes
 
 
-def records(workdir):
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  found = [json.loads(line) for line in lines]
-  return {x['step']: x['train/loss'] for x in found if 'train/loss' in x}
-
-
 @pytest.mark.slow
 def test_a_run_resumes_with_the_same_teacher_and_with_no_other(
   teacher_file, tmp_path
@@ -391,7 +334,11 @@ def test_a_run_resumes_with_the_same_teacher_and_with_no_other(
     provenance=Provenance(allow_changes=['total_steps']),
   )
   jax.tree.map(np.testing.assert_array_equal, resumed.params, expected.params)
-  assert records(parts)[4] == records(whole)[4]
+  losses, same = (
+    [x['train/loss'] for x in read_records(path) if 'train/loss' in x]
+    for path in (parts, whole)
+  )
+  assert len(losses) == 4 and losses == same
   saved = {x.name for x in (whole / 'checkpoints').rglob('*')}
   assert not any('teacher' in name or 'frozen' in name for name in saved)
   other = write(tmp_path / 'other.npz', make_weights(MODEL, seed=7))

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tiny
 
 from vit_jax.durations import Timeline
 from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
 from vit_jax.step import init_state, train_step
 
 PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'self_supervised.md'
@@ -22,13 +22,7 @@ def test_the_teacher_of_the_example_follows_the_student(tmp_path):
   code = re.search(r'```python\n(.*?)```', PAGE.read_text(), re.S)[1]
   (tmp_path / 'mine.py').write_text(code)
   method = runpy.run_path(str(tmp_path / 'mine.py'))['Tokens']
-  model = VisionTransformer(
-    width=16,
-    depth=1,
-    mlp_dim=32,
-    num_heads=2,
-    embedding=PatchEmbedding(4, mask_token=True),
-  )
+  model = tiny.vit(embedding=PatchEmbedding(4, mask_token=True))
   made = method(model, preprocess=Normalize(), momentum=0.9)
   objective = made.of_run(Timeline(4, 40, total_steps=2))
   tx = optax.adam(1e-2)

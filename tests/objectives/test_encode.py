@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from vit_jax import tree
 from vit_jax.models import resample
-from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.posemb import Learned, Learned2d, RelativeBias
-from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.encode import encode
 
 RNG = np.random.default_rng(0)
@@ -21,16 +20,9 @@ LOCAL = RNG.standard_normal((2, 3, 8, 12, 3), np.float32)
 
 def make(posemb, **fields):
   """Return a model, and noisy parameters for grids of 4 x 5."""
-  model = VisionTransformer(
-    **{'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2, **fields},
-    embedding=PatchEmbedding(4),
-    posemb=posemb,
-  )
-  images = jax.ShapeDtypeStruct((1, *GLOBAL.shape[2:]), jnp.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  rng = np.random.default_rng(1)
-  draw = lambda x: 0.5 * rng.standard_normal(x.shape, np.float32)  # noqa: E731
-  return model, jax.tree.map(draw, shapes)
+  model = tiny.vit(**{'depth': 2, 'posemb': posemb} | fields)
+  params = tiny.normal_params(model, GLOBAL.shape[2:], 0.5, seed=1)
+  return model, tree.unflatten(params)
 
 
 @pytest.mark.parametrize(

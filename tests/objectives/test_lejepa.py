@@ -8,22 +8,22 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_mesh
 import optax
 import pytest
+import tiny
 from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import MultiCrop
 from vit_jax.durations import steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.layers import Normalize
 from vit_jax.objectives import lejepa
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
-from vit_jax.setup import make_step
 from vit_jax.step import TrainState, train_step
 from vit_jax.train import train
 from vit_jax.weights import timm
@@ -34,14 +34,7 @@ import record_lejepa  # noqa: E402
 import seeded  # noqa: E402
 
 KEY = jax.random.key(0)
-MODEL = VisionTransformer(
-  width=16,
-  depth=1,
-  mlp_dim=32,
-  num_heads=2,
-  embedding=PatchEmbedding(4),
-  num_classes=0,
-)
+MODEL = tiny.vit(num_classes=0)
 PLAIN = Colour(flip=0.0, jitter_probability=0.0, grey=0.0, blur=0.0)
 CROPS = record_lejepa.crops()
 make = functools.partial(
@@ -165,22 +158,8 @@ def test_visreg_moves_collapsed_images_apart():
 
 def step_of(objective, tx, **axes):
   """Return (initial state, function (state, batch) -> (state, metrics))."""
-  devices = jax.devices()[: int(np.prod(list(axes.values())))]
-  mesh = sharding.make_mesh(devices, **axes)
-  init, _, step_fn = make_step(
-    objective.model,
-    images=jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32),
-    loss_fn=objective,
-    make_tx=lambda params: tx,
-    mesh=mesh,
-    rules=sharding.fsdp(min_elements=64),
-  )
-
-  def step(state, batch):
-    with jax.set_mesh(mesh):
-      return step_fn(state, sharding.put_batch(batch, mesh))
-
-  return init(KEY), step
+  given = objective.model, objective, (16, 16, 3), lambda params: tx, axes
+  return on_mesh.start(*given, rules=sharding.fsdp(min_elements=64))
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,18 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_mesh
 import optax
 import pytest
+import tiny
 
 from vit_jax import tree
 from vit_jax.models.layers import BlockOptions, Gelu, Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Mean
 from vit_jax.models.posemb import Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid
-from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.mae import Decoder, Mae
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.parallel import sharding
-from vit_jax.setup import make_step
 from vit_jax.weights.families import hf_vit
 from vit_jax.weights.keymap import Key, KeyMap, linear, norm
 
@@ -32,11 +31,8 @@ COLOURS = Normalize((100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
 
 def make(images=IMAGES, preprocess=COLOURS, options=None, **fields):
   """Return a small Mae and noisy parameters, of which none is zero."""
-  given = {
-    **{'width': 12, 'depth': 1, 'mlp_dim': 24, 'num_heads': 2},
-    'embedding': PatchEmbedding((8, 4)),
-  }
-  model = VisionTransformer(**given | fields)
+  given = {'width': 12, 'mlp_dim': 24, 'embedding': PatchEmbedding((8, 4))}
+  model = tiny.vit(**given | fields)
   options = {'decoder': Decoder(8, 1, 2)} | (options or {})
   mae = Mae(model, preprocess=preprocess, **options)
 
@@ -83,7 +79,6 @@ KEYS = KeyMap(
 
 
 def test_equals_transformers():
-  """Loss and gradients, and ten steps with the same noise."""
   with np.load(GOLDEN) as file:
     golden = dict(file)
   mae, params = make(
@@ -163,10 +158,7 @@ def test_predictions_become_pixels(normalize):
   mae, params = make(options={'normalize': normalize})
   outputs = RNG.normal(size=96).astype(np.float32)
   head = params['objective']['head']
-  params['objective']['head'] = {
-    'kernel': 0 * head['kernel'],
-    'bias': outputs,
-  }
+  params['objective']['head'] = {'kernel': 0 * head['kernel'], 'bias': outputs}
   rng = jax.random.key(0)
   found = jax.device_get(mae.reconstruct(params, IMAGES, rng))
   errors = []
@@ -240,24 +232,12 @@ def test_models_that_cannot_leave_patches_out():
 # Training.
 
 
-def run_steps(mae, axes, accum_steps=1):
-  mesh = sharding.make_mesh(jax.devices()[: np.prod([*axes.values()])], **axes)
+def run_steps(mae, axes, **options):
   rule = functools.partial(optax.adamw, weight_decay=0.1)
-  init, _, step_fn = make_step(
-    mae.model,
-    images=jax.ShapeDtypeStruct((1, 16, 12, 3), jnp.float32),
-    loss_fn=mae,
-    make_tx=lambda params: Optimizer(rule)(params, learning_rate=0.01),
-    mesh=mesh,
-    accum_steps=accum_steps,
-  )
-  state, losses = init(jax.random.key(0)), []
-  with jax.set_mesh(mesh):
-    for _ in range(3):
-      batch = sharding.put_batch({'image': IMAGES}, mesh)
-      state, metrics = step_fn(state, batch)
-      losses.append(float(metrics['loss']))
-  return losses
+  make_tx = lambda params: Optimizer(rule)(params, learning_rate=0.01)  # noqa: E731
+  given = mae.model, mae, (16, 12, 3), make_tx, axes
+  batches = [{'image': IMAGES}] * 3
+  return on_mesh.losses_of(*on_mesh.start(*given, **options), batches)[1]
 
 
 def test_any_mesh_and_micro_batches_give_the_same_losses():

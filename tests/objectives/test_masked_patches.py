@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from vit_jax import tree
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, NoPooling
 from vit_jax.models.resnet import Hybrid
-from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.masked_patches import (
   Colours,
   Prediction,
@@ -29,26 +29,21 @@ OUTPUTS = {'mean_colour': 512, 'downsampled': 4 * 512, 'pixels': 192}
 
 def make_model(**fields):
   settings = {
-    **{'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2},
     'embedding': PatchEmbedding(8, mask_token=True),
     'pooling': NoPooling(class_token=True),
     'num_classes': 512,
   }
-  return VisionTransformer(**settings | fields)
+  return tiny.vit(**settings | fields)
 
 
 @functools.cache
 def make_params(num_classes=512, **fields):
   """Noisy, so that none is zero and every image matters."""
   model = make_model(num_classes=num_classes, **fields)
-  images = jnp.zeros((1, 16, 24, 3))
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  rng = np.random.default_rng(1)
-  params = {
-    path: rng.normal(path.endswith('scale'), 0.2, x.shape).astype(np.float32)
-    for path, x in tree.flatten(shapes).items()
-  }
-  return tree.unflatten(params)
+  params = tiny.normal_params(model, (16, 24, 3), 0.2, seed=1)
+  return tree.unflatten(
+    {path: x + path.endswith('scale') for path, x in params.items()}
+  )
 
 
 def loss_of(model, params, rng=0, images=IMAGES, **task):
@@ -150,7 +145,6 @@ def test_loss_and_accuracy(predict):
 
 
 def test_the_model_replaces_patches():
-  """As moving the pixels does; positions stay."""
   model, params = make_model(), make_params()
   images = Normalize()(IMAGES)
   sources = np.tile(np.arange(6), (8, 1))
@@ -228,11 +222,7 @@ def test_errors(fields, task, named):
 
 
 def test_tokens_are_predicted_and_their_vectors_frozen():
-  model = VisionTransformer(
-    width=8,
-    depth=1,
-    mlp_dim=8,
-    num_heads=1,
+  model = make_model(
     embedding=FrozenTokens(mask_token=True, vocabulary=6),
     pooling=NoPooling(),
     num_classes=6,

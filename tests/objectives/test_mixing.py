@@ -14,11 +14,7 @@ import scipy.stats
 
 from vit_jax import config
 from vit_jax.models.layers import Normalize
-from vit_jax.objectives.classification import (
-  sigmoid_loss,
-  sigmoid_xent,
-  softmax_xent,
-)
+from vit_jax.objectives.classification import sigmoid_loss
 from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixup, mixed
 from vit_jax.parallel import sharding
 from vit_jax.step import TrainState, train_step
@@ -83,32 +79,24 @@ def fixed(share, weight, box):
 
 @pytest.mark.parametrize('count', [2, 5, 6])
 def test_pixels_and_labels_of_a_known_blend(count):
-  mixer = fixed(0.75, 0.25, [1, 2, 3, 6])
-  batch = {'image': IMAGES[:count], 'label': LABELS[:count]}
-  images, labels = jax.jit(wrap(mixer=mixer))(None, batch, jax.random.key(0))
+  """Vectors of labels are mixed as they are."""
+  loss_fn = jax.jit(wrap(mixer=fixed(0.75, 0.25, [1, 2, 3, 6])))
   partner = (np.arange(count) + count // 2) % count
-  expected = batch['image'].astype(np.float32)
-  inside = np.s_[:, 1:3, 2:6]
-  expected[inside] = (
-    0.25 * expected[inside] + 0.75 * batch['image'][partner][inside]
-  )
-  np.testing.assert_array_equal(images, expected)
-  rows = one_hot(batch['label'])
-  np.testing.assert_array_equal(labels, 0.75 * rows + 0.25 * rows[partner])
-
-
-def test_vectors_of_labels_are_mixed_as_they_are():
-  labels = RNG.integers(0, 2, (16, 5)).astype(np.float32)
-  batch = {'image': IMAGES, 'label': labels}
-  mixer = fixed(0.75, 0.25, [0, 0, 4, 6])
-  _, found = jax.jit(wrap(mixer=mixer))(None, batch, jax.random.key(0))
-  np.testing.assert_array_equal(
-    found, 0.75 * labels + 0.25 * np.roll(labels, 8, axis=0)
-  )
+  whole, inside = IMAGES[:count], np.s_[:, 1:3, 2:6]
+  expected = whole.astype(np.float32)
+  expected[inside] = 0.25 * expected[inside] + 0.75 * whole[partner][inside]
+  numbers, several = LABELS[:count], RNG.integers(0, 2, (count, 5))
+  for given, rows in (
+    (numbers, one_hot(numbers)),
+    (several.astype(np.float32), several),
+  ):
+    batch = {'image': whole, 'label': given}
+    images, labels = loss_fn(None, batch, jax.random.key(0))
+    np.testing.assert_array_equal(images, expected)
+    np.testing.assert_array_equal(labels, 0.75 * rows + 0.25 * rows[partner])
 
 
 def test_both_classes_of_a_mixed_image_are_targets():
-  """DeiT III's loss, as the configs name it."""
   mine, other = one_hot(LABELS), one_hot(np.roll(LABELS, 8))
   objective = config.resolve(common.bce())
   loss_fn = wrap(objective, fixed(0.75, 1.0, [0, 0, 4, 6]))
@@ -163,7 +151,6 @@ def test_labels_of_cutmix_have_the_shares_of_the_pixels():
 
 @pytest.mark.slow
 def test_boxes_of_cutmix_have_the_distribution_of_the_paper():
-  """Drawn again by numpy, with its Beta distribution and loops."""
   rng, height, width, shares = np.random.default_rng(0), 12, 20, []
   for _ in range(20_000):
     side = np.sqrt(1 - rng.beta(0.5, 0.5))
@@ -257,7 +244,7 @@ def test_micro_batches_have_the_mixtures_of_the_whole_batch():
     )
     for count in (1, 4)
   ]
-  changed = 0
+  images = set()
   for step in range(5):
     state = TrainState(
       jnp.int32(step), params, tx.init(params), jax.random.key(0)
@@ -265,47 +252,10 @@ def test_micro_batches_have_the_mixtures_of_the_whole_batch():
     whole, parts = (
       fn(state, BATCH | {'place': np.arange(16)})[1] for fn in step_fns
     )
-    changed += np.any(np.asarray(whole['image']) != IMAGES)
+    images.add(np.asarray(whole['image']).tobytes())
     for name in ('image', 'label'):  # the metrics are means over micro-batches
       np.testing.assert_array_equal(whole[name], 4 * np.asarray(parts[name]))
-  assert changed >= 3  # the box of a CutMix may be empty
-
-
-def test_each_step_mixes_differently():
-  tx, params = optax.sgd(0.0), kernel()
-  loss_fn = wrap(softmax_xent)
-  step = jax.jit(functools.partial(train_step, loss_fn=loss_fn, tx=tx))
-  losses = []
-  for number in (0, 0, 1):
-    state = TrainState(
-      jnp.int32(number), params, tx.init(params), jax.random.key(0)
-    )
-    losses.append(float(step(state, BATCH)[1]['loss']))
-  assert losses[0] == losses[1] != losses[2]
-
-
-def test_mixers_of_the_configs():
-  xent = common.xent('softmax', label_smoothing=0.1)
-  assert common.mixed(xent) is xent
-
-  def mixer_of(**arguments):
-    found = config.resolve(common.mixed(xent, **arguments))
-    assert found.keywords['objective'].func is softmax_xent
-    return found.keywords['mixer']
-
-  bce = config.resolve(common.bce(label_smoothing=0.1, threshold=0.2))
-  assert bce.func is sigmoid_xent
-  assert bce.keywords == {
-    'label_smoothing': 0.1,
-    'threshold': 0.2,
-    'mean_over_classes': True,
-  }
-
-  assert mixer_of(mixup=0.2) == Mixup(0.2)
-  assert mixer_of(cutmix=1.0) == Cutmix(1.0)
-  assert mixer_of(cutmix=1.0, probability=0.5) == Choice((Cutmix(1.0),), (0.5,))
-  both = mixer_of(mixup=0.8, cutmix=1.0, probability=0.5)
-  assert both == Choice((Mixup(0.8), Cutmix(1.0)), (0.25, 0.25))
+  assert len(images) >= 4  # the box of a CutMix may be empty
 
 
 def test_each_mixer_has_a_probability():

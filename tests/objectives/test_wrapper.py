@@ -1,10 +1,10 @@
 """What can be an objective, and what can be wrapped."""
 
 import pytest
+import tiny
 
 from vit_jax.data.pipeline import Data
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.layers import Normalize
 from vit_jax.objectives.dino import Dino
 from vit_jax.objectives.distillation import Teacher, distillation
 from vit_jax.objectives.mae import Mae
@@ -14,9 +14,7 @@ from vit_jax.science.gradients import StableRank
 from vit_jax.step import Objective, as_objective
 from vit_jax.types import UserError
 
-MODEL = VisionTransformer(
-  width=8, depth=1, mlp_dim=8, num_heads=2, embedding=PatchEmbedding(4)
-)
+MODEL = tiny.vit()
 
 
 def test_only_an_objective_with_labels_is_wrapped():

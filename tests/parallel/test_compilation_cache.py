@@ -1,19 +1,15 @@
 """The compilation cache: its folder, and equal bits from it."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
+from processes import PLAIN, python
 
 from vit_jax.parallel import compilation_cache
 from vit_jax.runs import checkpoint
 from vit_jax.runs.metrics import read_records
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -94,49 +90,22 @@ def train(workdir, **kwargs):
   print('MISSES %d HITS %d' % tuple(found))
 """
 
-CONFIG = """
-import ml_collections
-
-def get_config():
-  source = dict(target='vit_jax.data.embedded.digits.Digits', split='train')
-  return ml_collections.ConfigDict(dict(
-    run='counted.train',
-    total_steps=3,
-    logging=dict(every_steps=1),
-    data=dict(source=source, batch_size=8),
-    model=dict(target='vit_jax.models.vit.VisionTransformer', width=16,
-               depth=1, mlp_dim=16, num_heads=2, dropout=0.1, embedding=dict(
-                 target='vit_jax.models.layers.PatchEmbedding', patch_size=4)),
-    objective=dict(target='vit_jax.objectives.classification.softmax_xent'),
-    optimizer=dict(target='optax.adam'),
-    schedule=dict(lr=0.01),
-  ))
-"""
-
 
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing_and_gives_the_same_bits(
   home, tmp_path
 ):
   (tmp_path / 'counted.py').write_text(COUNTED)
-  (tmp_path / 'config.py').write_text(CONFIG)
+  config = PLAIN.replace('vit_jax.train.train', 'counted.train')
+  (tmp_path / 'config.py').write_text(config)
 
   def start(name):
-    done = subprocess.run(
-      [
-        *(sys.executable, '-m', 'vit_jax.main'),
-        f'--config={tmp_path}/config.py',
-        f'--workdir={tmp_path / name}',
-      ],
-      cwd=ROOT,
-      env=os.environ
-      | {
-        'JAX_PLATFORMS': 'cpu',
-        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-        'PYTHONPATH': str(tmp_path),
-      },
-      capture_output=True,
-      text=True,
+    done = python(
+      *('-m', 'vit_jax.main', f'--config={tmp_path}/config.py'),
+      *(f'--workdir={tmp_path / name}', '--config.total_steps=3'),
+      JAX_PLATFORMS='cpu',
+      JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+      PYTHONPATH=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr

@@ -5,6 +5,7 @@ import types
 import jax
 import numpy as np
 import pytest
+import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import tree
@@ -12,7 +13,6 @@ from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map
 from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
 
 TREE = {
@@ -75,10 +75,7 @@ def test_the_first_matching_rule_shards():
       r'kernel of shape \(6, 16\) cannot be split 4 ways',
     ),
     (('bias', (None, 'model')), r'bias.*along dimension 1'),
-    (
-      ('kernel', sharding.fsdp()[0][1]),
-      "'fsdp'.*Set --config.mesh.fsdp",
-    ),
+    (('kernel', sharding.fsdp()[0][1]), "'fsdp'.*Set --config.mesh.fsdp"),
   ],
 )
 def test_rules_that_cannot_be_followed(rule, message):
@@ -107,30 +104,15 @@ def test_batch_size_is_checked():
       sharding.check_batch_size(size, mesh, parts=parts)
 
 
-def test_annotate_and_replicated():
-  mesh = sharding.make_mesh()
-  shardings = sharding.infer(TREE, [('bias', ('data',))], mesh)
-  annotated = sharding.annotate(TREE, shardings)
-  assert annotated['bias'].sharding.spec == P('data')
-  assert sharding.replicated(mesh).is_fully_replicated
-
-
 def shapes(model, pixels=32):
   images = jax.ShapeDtypeStruct((1, pixels, pixels, 3), 'float32')
   return jax.eval_shape(model.init, jax.random.key(0), images)['params']
 
 
 def vit(scan=False):
-  return VisionTransformer(
-    width=64,
-    depth=4,
-    mlp_dim=256,
-    num_heads=4,
-    embedding=PatchEmbedding(8),
-    pooling=Map(),
-    num_classes=10,
-    scan=scan,
-  )
+  sizes = {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4}
+  parts = {'embedding': PatchEmbedding(8), 'pooling': Map()}
+  return tiny.vit(**sizes, **parts, num_classes=10, scan=scan)
 
 
 @pytest.mark.parametrize('scan', [False, True])
@@ -187,14 +169,7 @@ def test_fsdp_takes_the_largest_dimension_left(scan, beside):
   'model',
   [
     ResNet(stages=(1, 1), width_factor=1, num_classes=10),
-    MlpMixer(
-      width=64,
-      depth=2,
-      tokens_mlp_dim=32,
-      channels_mlp_dim=256,
-      embedding=PatchEmbedding(8),
-      num_classes=10,
-    ),
+    MlpMixer(64, 2, 32, 256, PatchEmbedding(8), num_classes=10),
   ],
 )
 def test_recipes_hold_for_other_models(model):

@@ -7,13 +7,12 @@ of BEST, in this order, so that every accuracy can be counted by hand.
 import importlib
 import sys
 
-import jax
 import numpy as np
 import pytest
+import tiny
 from preset_configs import ROOT, load_config
 
 from vit_jax import config as config_lib
-from vit_jax import tree
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 from vit_jax.zoo import names
@@ -52,14 +51,9 @@ def data_dir(tmp_path_factory):
 
 
 def write_weights(path, num_classes):
-  """Of a tiny model, with names that are not those of the data."""
   fields = {'num_classes': num_classes, 'depth': 1}
   model = names.create('ViT-mu/4', **fields)
-  images = jax.ShapeDtypeStruct((1, 28, 28, 3), np.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  params = {
-    k: np.zeros(x.shape, x.dtype) for k, x in tree.flatten(shapes).items()
-  }
+  params = tiny.normal_params(model, (28, 28, 3), scale=0.0)
   params['head/bias'][list(BEST)] = np.arange(len(BEST), 0, -1)
   weights = Weights(
     model=model,

@@ -9,10 +9,8 @@ import io
 import json
 import sys
 
-import jax
 import numpy as np
 import pytest
-from PIL import Image
 from preset_configs import (
   CLASSES,
   ROOT,
@@ -21,6 +19,7 @@ from preset_configs import (
   load_module,
   write_weights,
 )
+from tiny import encode
 
 from vit_jax import config as configs
 from vit_jax.data import vtab
@@ -30,51 +29,30 @@ sys.path.append(str(ROOT / 'tests' / 'data'))
 made_up = importlib.import_module('made_up')
 
 
-@pytest.fixture(scope='module', autouse=True)
-def compile_fast():
-  """Programs run a few times here, so compiling them well does not pay."""
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)
+pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 
 def jpeg(seed):
   pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
-  file = io.BytesIO()
-  Image.fromarray(pixels).save(file, 'JPEG')
-  file.seek(0)
-  return file
+  return encode(pixels, 'JPEG')
 
 
 def prepare(data_dir, name, version, sizes):
   """Write a TFDS set of this name, in ArrayRecord files: {split: size}."""
   import tensorflow_datasets as tfds
 
-  def examples(size):
-    for i in range(size):
-      yield i, {'image': jpeg(i), 'label': i % CLASSES[name]}
-
   features = {
     'image': tfds.features.Image(shape=(None, None, 3), encoding_format='jpeg'),
     'label': tfds.features.ClassLabel(num_classes=CLASSES[name]),
   }
-
-  class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version(version)
-    pkg_dir_path = data_dir
-
-    def _info(self):
-      of = tfds.features.FeaturesDict(features)
-      return tfds.core.DatasetInfo(builder=self, features=of)
-
-    def _split_generators(self, manager):
-      return {split: examples(size) for split, size in sizes.items()}
-
-    def _generate_examples(self):
-      raise NotImplementedError
-
-  Prepared.name = name
-  Prepared(data_dir=data_dir, file_format='array_record').download_and_prepare()
+  examples = {
+    split: [
+      {'image': io.BytesIO(jpeg(i)), 'label': i % CLASSES[name]}
+      for i in range(size)
+    ]
+    for split, size in sizes.items()
+  }
+  made_up.prepare_new(data_dir, name, version, features, examples)
 
 
 @pytest.fixture(scope='session')
@@ -96,7 +74,7 @@ def image_folder(tmp_path_factory):
   for i in range(60):
     folder = path / f'class_{i % CLASSES["folder"]}'
     folder.mkdir(exist_ok=True)
-    (folder / f'{i}.JPG').write_bytes(jpeg(i).read())
+    (folder / f'{i}.JPG').write_bytes(jpeg(i))
   return path
 
 
@@ -161,7 +139,6 @@ def test_tiny_pretraining_runs(name, argument, pretrained):
   ],
 )
 def test_tiny_pretraining_without_labels(argument, image_folder, tmp_path):
-  """And fine-tuning, and going on from it."""
   path = str(image_folder)
   config = load_config('pretrain_folder', f'{argument},S/16,tiny')
   config.data.source.path = path
@@ -274,7 +251,6 @@ def test_evaluate_on_another_split(pretrained, data_dir, tmp_path):
 
 
 def test_evaluate_features(pretrained, image_folder, tmp_path):
-  """At another size than the run's: its positions are interpolated."""
   config = load_config('evaluate', 'folder,fewshot,knn,size=36')
   for part, split in (('train', None), ('test', '[:20]')):
     source = config.evals.frozen.data.images[part].source
@@ -308,7 +284,6 @@ def write(workdir, name, *records):
 
 
 def test_report_of_table_6(tmp_path):
-  """The average is of all five data sets by seed, or is not there."""
   config = load_config('scaling', 'compute,B/32,R50x1,seeds=2')
   data = ('imagenet', 'cifar10', 'cifar100', 'pets', 'flowers')
   for model, exaflops in (('B32', 56.0), ('R50x1', 52.0)):
@@ -337,29 +312,7 @@ def test_report_of_table_6(tmp_path):
   assert (tmp_path / 'figure_5_paper.png').exists()
 
 
-def test_report_of_figure_4_stops_early(tmp_path):
-  config = load_config('scaling', 'data,B/32,sizes=9M+all')
-  shots = {f'frozen/imagenet/fewshot/5shot_seed{i}': 0.1 * i for i in range(3)}
-  later = {key: value + 0.5 for key, value in shots.items()}
-  for size, best in (('9M', 0.6), ('all', 0.3)):
-    first, last = {'val/accuracy': best} | shots, {'val/accuracy': 0.5} | later
-    write(tmp_path, f'pretrain_B32_{size}', first, last)
-  (rows,) = configs.run(config, tmp_path, report_only=True)
-  means = {r['x']: r['mean'] for r in rows}
-  assert means == pytest.approx({9e6: 0.1, 303e6: 0.6})
-
-
-def test_report_of_figure_8_is_relative(tmp_path):
-  config = load_config('scaling', 'shape,patch')
-  for name, exaflops in (('base', 2.0), ('patch_16', 8.0)):
-    accuracy = {f'frozen/imagenet/fewshot/5shot_seed{i}': 0.5 for i in range(3)}
-    write(tmp_path, f'pretrain_{name}', {'exaflops': exaflops}, accuracy)
-  (rows,) = configs.run(config, tmp_path, report_only=True)
-  assert {r['name']: r['x'] for r in rows} == {'base': 1.0, 'patch_16': 4.0}
-
-
 def test_report_of_vtab(tmp_path):
-  """Means of groups are of each seed first."""
   config = load_config('vtab', 'L/16')
   config.shared.weights = 'weights.npz'
   for task in vtab.TASKS:

@@ -1,5 +1,8 @@
 """Every config is checked, and one of each kind is traced, in shapes only."""
 
+import json
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -63,58 +66,24 @@ def test_each_key_of_an_evaluation_is_known(name, argument):
   configs.plan_run(load_config(name, argument))
 
 
-# Parameters of the bare backbones at 224 px, class token included, and width;
-# of hybrids, those of the released models less heads of 1000 classes.
-BARE = {
-  'Ti/16': (5_524_416, 192),
-  # M/16 and So400m/14 by the closed formula.
-  'M/16': (38_324_736, 512),
-  'So400m/14': (412_444_656, 1152),
-  'S/16': (21_665_664, 384),
-  'B/16': (85_798_656, 768),
-  'L/16': (303_301_632, 1024),
-  'H/14': (630_764_800, 1280),
-  'G/14': (1_842_775_680, 1664),
-  'R50+B/16': (98_659_112 - 769_000, 768),
-  'R50+L/32': (328_994_856 - 1_025_000, 1024),
+GOLDEN = ROOT / 'tests' / 'golden' / 'parameters.json'
+PARAMETERS = {  # with 1000 classes at 224 px
+  re.sub('ViT-|BiT-', '', name): count
+  for name, count in json.loads(GOLDEN.read_text()).items()
 }
-STAGES = {'50': (3, 4, 6, 3), '101': (3, 4, 23, 3), '152': (3, 8, 36, 3)}
 
 
 def count(model, classes, *, pixels=224, hidden=False):
   """Return the parameters of a model with a head, at a size."""
   if 'x' in model:
-    return count_resnet(model, classes)
-  bare, width = BARE[model]
-  patch = int(model.split('/')[1])
-  grown = (pixels // patch) ** 2 - (224 // patch) ** 2
+    width, grown = 2048 * int(model.split('x')[1]), 0
+  else:
+    width, patch = names.settings(model)['width'], int(model.split('/')[1])
+    grown = (pixels // patch) ** 2 - (224 // patch) ** 2
   hidden = width * width + width if hidden else 0
-  return bare + grown * width + hidden + width * classes + classes
-
-
-def count_resnet(model, classes):
-  depth, factor = model[1:].split('x')
-  c = 64 * int(factor)
-  total = 7 * 7 * 3 * c
-  for stage, units in enumerate(STAGES[depth]):
-    inside = 64 * int(factor) * 2**stage
-    outside = 4 * inside
-    for unit in range(units):
-      total += c * inside + 9 * inside**2 + inside * outside
-      total += 2 * (2 * inside + c)  # norms
-      if unit == 0:  # projection
-        total += c * outside
-      c = outside
-  return total + 2 * c + (c + 1) * classes
-
-
-def test_counts_are_those_of_released_models():
-  """With tanh layer and 21,843 classes; at 384 and 518 px; ResNets of timm."""
-  assert count_resnet('R50x1', 1000) == 25_549_352
-  assert count_resnet('R101x3', 1000) == 387_934_888
-  assert count('B/16', 1000) == 86_567_656
-  assert count('L/16', 1000, pixels=384) == 304_715_752
-  assert count('H/14', 1000, pixels=518) == 633_470_440
+  return (
+    PARAMETERS[model] + grown * width + hidden + (classes - 1000) * (width + 1)
+  )
 
 
 def map_head(model):
@@ -129,9 +98,9 @@ TRACED = {  # (config, argument): parameters
   ('pretrain_paper', 'imagenet21k,L/16,fsdp'): count('L/16', I21K, hidden=True),
   ('pretrain_paper', 'jft,R50+B/16'): count('R50+B/16', JFT, hidden=True),
   ('pretrain_paper', 'jft,H/14,fsdp'): count('H/14', JFT, hidden=True),
-  ('pretrain_paper', 'jft,R50x1,sgd'): count_resnet('R50x1', JFT),
-  ('pretrain_paper', 'jft,R152x2'): count_resnet('R152x2', JFT),
-  ('pretrain_bit', 'imagenet21k,R101x3'): count_resnet('R101x3', I21K),
+  ('pretrain_paper', 'jft,R50x1,sgd'): count('R50x1', JFT),
+  ('pretrain_paper', 'jft,R152x2'): count('R152x2', JFT),
+  ('pretrain_bit', 'imagenet21k,R101x3'): count('R101x3', I21K),
   ('pretrain_augreg', 'imagenet,B/16'): count('B/16', 1000, hidden=True),
   ('pretrain_augreg', 'imagenet21k,R50+L/32'): count('R50+L/32', I21K),
   # Neither class token nor learned positions (197 of them).
@@ -152,11 +121,11 @@ TRACED = {  # (config, argument): parameters
   # LayerScales, and no position of the class token.
   ('deit', 'deit3,M/16'): count('M/16', 1000) + 23 * 512,
   ('deit', 'deit3_finetune,B/16,imagenet21k'): count('B/16', 1000) + 23 * 768,
-  ('distill_patient', ''): count_resnet('R50x1', 1000),
+  ('distill_patient', ''): count('R50x1', 1000),
   ('finetune', 'imagenet,L/16,polyak'): count('L/16', 1000, pixels=512),
   ('finetune', 'imagenet,H/14'): count('H/14', 1000, pixels=518),
   ('finetune', 'pets,B/16'): count('B/16', 37, pixels=384),
-  ('finetune', 'cifar10,R50x1,bit'): count_resnet('R50x1', 10),
+  ('finetune', 'cifar10,R50x1,bit'): count('R50x1', 10),
   # 512 colours, and the mask vector.
   ('masked_patches', 'B/16'): count('B/16', 512) + 768,
   ('masked_patches', 'B/16,pixels'): count('B/16', 768) + 768,
@@ -257,7 +226,7 @@ def ablations():
   yield 'head', 'linear', b16 - (d + 1) * d
   block = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d
   yield 'axial', 'axial_B16', b16 - 2 * d + 12 * block
-  yield 'axial', 'R50x1', count_resnet('R50x1', 10)
+  yield 'axial', 'R50x1', count('R50x1', 10)
 
 
 @pytest.mark.parametrize(('study', 'member', 'expected'), list(ablations()))

@@ -174,31 +174,6 @@ def test_resuming_removes_records_of_lost_steps(tmp_path, clock):
   assert shown == [(2, 1.5), (4, 3.5), (6, 10.0)]
 
 
-def test_a_checkpoint_carries_what_was_not_yet_recorded(tmp_path):
-  """Means over an interval with a restart are those of a run without one."""
-  losses = np.random.default_rng(0).normal(size=10).astype(np.float32)
-
-  def run(workdir, start, end, carried=None):
-    workdir.mkdir(exist_ok=True)
-    monitor = make_monitor(workdir, start_step=start, every=3, carried=carried)
-    for step in range(start + 1, end + 1):
-      monitor.step(step, {'loss': losses[step - 1]})
-    monitor.flush()
-    carried = json.loads(json.dumps(monitor.carry()))
-    monitor.close()
-    return carried
-
-  run(tmp_path / 'straight', 0, 10)
-  carried = run(tmp_path / 'stopped', 0, 5)
-  run(tmp_path / 'stopped', 5, 7, carried)  # killed before a checkpoint
-  run(tmp_path / 'stopped', 5, 10, carried)
-  straight, stopped = (
-    [(r['step'], r['train/loss']) for r in read_records(tmp_path / name)]
-    for name in ('straight', 'stopped')
-  )
-  assert straight == stopped and len(straight) == 4
-
-
 def test_a_writer_without_start_appends(tmp_path):
   for value in (1.0, np.float32('inf'), np.int64(3)):
     writer = Writer(tmp_path)

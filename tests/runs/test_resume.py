@@ -6,12 +6,10 @@ optimizer and an EMA have a state. One undisturbed run serves all questions.
 
 import json
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from processes import ROOT, Run, difference, records, steps, undisturbed
+from processes import Run, difference, python, records, steps, undisturbed
 
 from vit_jax.runs.metrics import read_records
 
@@ -85,11 +83,10 @@ def test_other_devices_give_the_same_up_to_rounding(tmp_path):
 
 @pytest.mark.slow
 def test_quickstart(tmp_path):
-  command = [sys.executable, '-m', 'vit_jax.main', f'--workdir={tmp_path}']
-  command.append('--config=configs/quickstart.py:tiny')
+  flags = f'--workdir={tmp_path}', '--config=configs/quickstart.py:tiny'
 
   def run():
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = python('-m', 'vit_jax.main', *flags)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((tmp_path / 'table.json').read_text())
 

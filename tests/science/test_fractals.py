@@ -25,7 +25,6 @@ def _digest(images):
 
 
 def test_golden_pixels():
-  """The promise of the same pixels on every machine."""
   assert _digest(fractals.render_category(0, 7, 104, 24)).startswith(
     '25f36c75fb5847db4b6f4c9954863aa06e5d4475f49bdcbe'
   )
@@ -51,37 +50,6 @@ def test_systems_are_contractive_with_the_sampled_sum():
   assert numbers == {2, 3, 4, 5, 6, 7}
 
 
-def test_sampler_covers_rotations_and_reflections():
-  systems = [
-    fractals.sample_system(fractals._Stream(6, k))[0] for k in range(300)
-  ]
-  maps = np.concatenate(systems)
-  det = np.linalg.det(maps[:, :4].reshape(-1, 2, 2))
-  assert 0.4 < (det < 0).mean() < 0.6
-  # Uniform rotations leave no direction preferred, in the mean.
-  assert np.abs(maps.mean(0)).max() < 0.08
-  x, y = fractals._Stream(1).directions(4000)
-  np.testing.assert_allclose(x * x + y * y, 1, rtol=1e-14)
-  angles = np.histogram(np.arctan2(y, x), bins=8, range=(-np.pi, np.pi))[0]
-  assert angles.min() > 400
-
-
-def test_weights_scale_one_parameter_and_never_expand():
-  system, _ = fractals.category(0, 3)
-  np.testing.assert_array_equal(fractals.weighted(system, 0), system)
-  seen = {system.tobytes()}
-  for row in range(1, fractals.NUM_ROWS):
-    got = fractals.weighted(system, row)
-    parameter, factor = (row - 1) // 4, (0.2, 0.6, 1.4, 1.8)[(row - 1) % 4]
-    want = system.copy()
-    want[:, parameter] *= factor
-    norms = np.linalg.norm(want[:, :4].reshape(-1, 2, 2), 2, axis=(1, 2))
-    want[:, :4] /= np.maximum(norms, 1)[:, None]
-    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
-    seen.add(got.tobytes())
-  assert len(seen) == fractals.NUM_ROWS
-
-
 def test_classes_fill_a_fifth_by_an_independent_chaos_game():
   for label in range(2):
     system, p = fractals.category(2, label)
@@ -94,17 +62,6 @@ def test_classes_fill_a_fifth_by_an_independent_chaos_game():
     x, y = np.array(points[20:]).T
     hits = np.histogram2d(x, y, bins=250)[0] > 0
     assert hits.mean() > 0.17  # other bins, other random points
-
-
-def test_map_choice_follows_the_probabilities():
-  # Map k sends everything to the point (k, 0), so x tells which was chosen.
-  p = np.array([0.5, 0.3, 0.15, 0.05])
-  system = np.zeros((4, 6))
-  system[:, 4] = np.arange(4)
-  x, _ = fractals.attractor(system[None], p, 100_000)
-  np.testing.assert_allclose(
-    np.bincount(x[0].astype(int)) / x.size, p, atol=0.006
-  )
 
 
 def test_instances_are_rows_times_flips_times_patches():
@@ -163,7 +120,6 @@ def test_an_interrupted_generation_resumes():
 
 
 def test_perturbations_of_one_fractal():
-  """More alike than other classes, and more so with less noise."""
   base, _ = fractals.category(0, 0)
   systems = [fractals.perturbed(0, k, 0.2) - base for k in range(300)]
   noise = np.concatenate([x[:, 4:].ravel() for x in systems])  # not scaled

@@ -3,12 +3,12 @@
 import jax
 import numpy as np
 import pytest
+import tiny
 from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.parallel import sharding
 from vit_jax.science.gradients import StableRank
@@ -16,15 +16,7 @@ from vit_jax.science.gradients import StableRank
 
 @pytest.mark.parametrize('scan', [False, True])
 def test_ranks_are_those_of_the_gradients(scan):
-  model = VisionTransformer(
-    width=8,
-    depth=2,
-    mlp_dim=12,
-    num_heads=2,
-    embedding=PatchEmbedding(4),
-    num_classes=3,
-    scan=scan,
-  )
+  model = tiny.vit(width=8, depth=2, mlp_dim=12, num_classes=3, scan=scan)
   images = np.zeros((1, 8, 8, 3), 'f')
   params = model.init(jax.random.key(0), images)['params']
   rng = np.random.default_rng(0)

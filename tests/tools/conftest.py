@@ -1,9 +1,9 @@
 """Weights and images that the tests of all tools share."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from PIL import Image
 
 from vit_jax import tree
@@ -27,13 +27,7 @@ def make_weights():
   """Function (model, image_shape) -> Weights with random parameters."""
 
   def make(model, image_shape=SHAPE, **attributes):
-    rng = np.random.default_rng(0)
-    images = jnp.zeros((1, *image_shape))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-    params = {
-      path: 0.3 * rng.standard_normal(leaf.shape, np.float32)
-      for path, leaf in tree.flatten(shapes).items()
-    }
+    params = tiny.normal_params(model, image_shape, 0.3)
     return Weights(model, params, image_shape, origin='tiny', **attributes)
 
   return make
@@ -100,11 +94,3 @@ def bad(tmp_path):
   path = tmp_path / 'bad.png'
   path.write_bytes(b'no image')
   return str(path)
-
-
-@pytest.fixture
-def fast_compilation():
-  """Compile fast: little is computed here."""
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)

@@ -4,6 +4,7 @@ import argparse
 
 import pytest
 
+from vit_jax.models.pooling import Mean
 from vit_jax.tools import arguments, parsers
 
 
@@ -14,7 +15,6 @@ def parse(*words, name='--weights'):
 
 
 def test_how_weights_are_read(monkeypatch, capsys):
-  """Every argument reaches the reader, and changes reach `fit`."""
   read, fitted = {}, {}
   monkeypatch.setattr(
     arguments.formats, 'read', lambda path, **given: read.update(given) or path
@@ -29,13 +29,15 @@ def test_how_weights_are_read(monkeypatch, capsys):
   assert not fitted
   args = parse(
     *('b', '--ema=off', '--step=7', '--trust=mine', '--trust=yours'),
-    *('--set', 'mlp=gelu', '--set', 'num_heads=6', '--set=grid=[7,5]'),
+    *('--set', 'block.mlp.form=exact', '--set=grid=[7,5]', '--set=posemb=null'),
+    '--set=pooling={"target": "vit_jax.models.pooling.Mean"}',
     '--image_size=64x32',
     name='weights',
   )
   assert arguments.read(args, num_classes=0, patch_size=None) == 'fitted'
   wanted = {'step': 7, 'ema': False, 'trust': ('mine', 'yours')}
-  assert read == wanted | {'mlp': 'gelu', 'num_heads': 6, 'grid': (7, 5)}
+  wanted |= {'block.mlp.form': 'exact', 'grid': (7, 5), 'posemb': None}
+  assert read == wanted | {'pooling': Mean()}
   assert fitted == {'num_classes': 0, 'image_size': (64, 32)}
   assert 'a report' in capsys.readouterr().err
   arguments.read(parse('--weights=c', '--ema=on'))

@@ -1,6 +1,5 @@
 """The scripts in benchmarks/."""
 
-import os
 import pathlib
 import runpy
 import subprocess
@@ -9,18 +8,15 @@ import sys
 import cv2
 import numpy as np
 import pytest
+from processes import python
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'benchmarks'
 
 
 def run(code, *words):
   """Return the number that a process prints last, and its errors."""
-  done = subprocess.run(
-    [sys.executable, '-c', code, *words],
-    env=os.environ | {'PYTHONPATH': f'{FOLDER}:{FOLDER.parent}'},
-    capture_output=True,
-    text=True,
-  )
+  path = f'{FOLDER}:{FOLDER.parent}'
+  done = python('-c', code, *words, PYTHONPATH=path)
   assert done.returncode == 0, done.stderr
   return float(done.stdout.split()[-1]), done.stderr
 
@@ -60,38 +56,6 @@ def test_plain_linen(mode):
   assert speed > 0
 
 
-BIG_VISION = """
-from big_vision import utils
-from big_vision.models import common
-import flax.linen as nn
-
-class Model(nn.Module):
-  num_classes: int
-  variant: str
-  rep_size: bool
-  pool_type: str
-  dtype_mm: str
-
-  @nn.compact
-  def __call__(self, image):
-    x = nn.Dense(self.num_classes, dtype=self.dtype_mm)(image.mean((1, 2)))
-    return x.astype('float32'), {}
-"""
-
-
-@pytest.mark.slow
-def test_big_vision(tmp_path):
-  """A stand-in for the checkout, whose utilities need TensorFlow."""
-  models = tmp_path / 'big_vision' / 'models'
-  models.mkdir(parents=True)
-  (models / 'vit.py').write_text(BIG_VISION)
-  (models / 'common.py').write_text('import big_vision.utils as u')
-  (tmp_path / 'big_vision' / 'utils.py').write_text('import tensorflow')
-  code = f'import sys; sys.path.append({str(tmp_path)!r})\n'
-  speed, _ = run(code + script('step_big_vision', ABSENT), *TINY)
-  assert speed > 0
-
-
 @pytest.mark.slow
 def test_input():
   words = ('--images=records', '--batches=2', '--batch_size=4')
@@ -108,7 +72,6 @@ def test_jpegs(monkeypatch):
 
 
 def test_ratio_is_that_of_neighbours(monkeypatch, capsys):
-  """The machine was four times slower in the second round, for both."""
   namespace = runpy.run_path(str(FOLDER / 'compare.py'))
   numbers = iter([8, 4, 2, 1, 9, 3])
   calls = []
@@ -136,7 +99,6 @@ def test_a_script_prints_its_number_last(tmp_path):
 
 
 def test_the_command_for_gpus(tmp_path):
-  """The script names its parts, and each script it starts exists."""
   text = (FOLDER / 'gpu.sh').read_text()
   for word in text.replace('"', ' ').split():
     if word.endswith('.py'):

@@ -3,10 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import os
-import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -14,6 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 import pytest
 from absl.testing import flagsaver
+from processes import with_libtpu
 
 from vit_jax import config as configs
 from vit_jax import main as program
@@ -22,7 +19,6 @@ from vit_jax.tools.compile import __main__ as command_line
 from vit_jax.tools.compile import lowering, rows
 from vit_jax.tools.compile.hlo import costs, num_bytes
 
-ROOT = pathlib.Path(__file__).parents[2]
 HAS_LIBTPU = importlib.util.find_spec('libtpu') is not None
 
 LOOP = """\
@@ -352,7 +348,6 @@ def get_config(name):
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_LIBTPU, reason='needs libtpu')
 def test_tpu():
-  """In a process of its own: only one can use libtpu."""
   code = """
 import pytest
 from vit_jax import config
@@ -381,11 +376,4 @@ config.override(training, [f'model.posemb.target={name}'])
 _, row = lowering.lower(training, devices)
 assert row['attention'] == 'auto'
 """
-  done = subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': ''},
-  )
-  assert done.returncode == 0, done.stderr
+  with_libtpu(code)

@@ -1,12 +1,11 @@
 """What is written is what was read, and is whole or not there."""
 
 import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
+from processes import python
 
 from vit_jax import config, tree
 from vit_jax.models.pooling import Map
@@ -124,11 +123,7 @@ def test_options_reach_the_writer(file, tmp_path, monkeypatch):
   )
   flags = ['--platform=cpu', '--platform=tpu', '--batch_size=3', '--force']
   assert call(file, tmp_path / 'x.stablehlo', *flags) is None
-  assert given == {
-    'platforms': ['cpu', 'tpu'],
-    'batch_size': 3,
-    'force': True,
-  }
+  assert given == {'platforms': ['cpu', 'tpu'], 'batch_size': 3, 'force': True}
 
 
 RUN = """
@@ -164,9 +159,7 @@ def test_stablehlo_runs_without_us(weights, tmp_path):
   assert said['platforms'] == ['cpu', 'cuda', 'tpu']
   assert said['class_names'] == weights.class_names
   assert said['transforms'] == config.describe(weights.transforms)
-  done = subprocess.run(
-    [sys.executable, '-c', RUN], cwd=tmp_path, capture_output=True, text=True
-  )
+  done = python('-c', RUN, cwd=tmp_path)
   assert done.returncode == 0, done.stderr
   with np.load(tmp_path / 'out.npz') as out:
     for found, n in zip((out['arr_0'], out['arr_1']), (1, 3)):

@@ -1,18 +1,15 @@
 """Checks of the compiler, and the environment that processes start with."""
 
 import os
-import pathlib
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import pytest
+from processes import python
 
 from vit_jax.io import environment
 from vit_jax.runs import canary
 from vit_jax.tools import doctor
 
-ROOT = pathlib.Path(__file__).parents[2]
 RIGHT = canary.Check(
   'sums of squares', ((4096, 3),), lambda np, x: np.sum(x**2, axis=1)
 )
@@ -109,15 +106,8 @@ def test_xla_flags(monkeypatch, version, before, after):
 @pytest.mark.skipif(not HAS_BUG, reason='this jaxlib computes correctly')
 def test_the_bug_of_this_jaxlib_is_found():
   """The option is in XLA_FLAGS with another value, which users' flags keep."""
-  done = subprocess.run(
-    [
-      *(sys.executable, '-c'),
-      'from vit_jax.runs import canary; canary.refuse_wrong_results()',
-    ],
-    cwd=ROOT,
-    env=os.environ | {'XLA_FLAGS': f'{environment.OPTION}=dot,reduce'},
-    capture_output=True,
-    text=True,
-  )
+  code = 'from vit_jax.runs import canary; canary.refuse_wrong_results()'
+  flags = f'{environment.OPTION}=dot,reduce'
+  done = python('-c', code, XLA_FLAGS=flags)
   assert done.returncode == 1
   assert f'{environment.OPTION}= to XLA_FLAGS' in done.stderr

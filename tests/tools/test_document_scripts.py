@@ -18,7 +18,7 @@ import draw_masked_patches
 import find_augreg
 from small import random_weights
 
-from vit_jax import pretrained, tree
+from vit_jax import tree
 from vit_jax.data import augment
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import NoPooling
@@ -27,7 +27,6 @@ from vit_jax.objectives.masked_patches import Pixels, cut
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
-from vit_jax.weights import formats
 
 TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
 SOURCE = {
@@ -47,12 +46,7 @@ MODEL = VisionTransformer(
 )
 
 
-@pytest.fixture(scope='module', autouse=True)
-def fast_compilation():
-  """Little is computed here, so XLA's optimizations would not pay off."""
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)
+pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 
 @pytest.fixture(scope='module')
@@ -144,31 +138,6 @@ def test_pictures_undo_preprocessing():
   outputs = preprocess(patches).reshape(2, 6, -1)
   drawn = draw_masked_patches.picture(Pixels(preprocess), outputs, patches)
   np.testing.assert_array_equal(drawn, patches)
-
-
-@pytest.mark.slow
-def test_other_images(workdir, tmp_path, drawn):
-  image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
-  Image.fromarray(image).save(tmp_path / 'x.png')
-  # The run has no transforms of its own, so that the default ones apply.
-  found = drawn(workdir, tmp_path / 'b.pdf', tmp_path / 'x.png', '--seed=1')
-  assert found['images'].shape == (1, 8, 12, 3)
-  assert (tmp_path / 'b.pdf').read_bytes().startswith(b'%PDF')
-  other = drawn(workdir, tmp_path / 'c.png', tmp_path / 'x.png', '--seed=2')
-  assert (found['sources'] != other['sources']).any()
-
-
-@pytest.mark.slow
-def test_weights_for_others(workdir, tmp_path):
-  """The mask vector is left out where the model is to have none."""
-  with pytest.raises(ValueError, match='no name for mask'):
-    formats.write(formats.read(workdir), tmp_path / 'x.npz', 'npz')
-  model, params = pretrained.load(
-    workdir, pooling='token', mask_token=False, num_classes=7, report=None
-  )
-  assert 'mask' not in params
-  logits = model.apply({'params': params}, np.zeros((2, 8, 12, 3)))
-  assert logits.shape == (2, 7)
 
 
 @pytest.mark.parametrize('channels', [1, 3])

@@ -120,14 +120,6 @@ def test_look_with_a_map_head_and_scan(model, make_weights, seen):
   np.testing.assert_allclose(looks[True]['rollout'].sum(), 1, atol=1e-5)
 
 
-def test_what_cannot_be_drawn(model, make_weights):
-  hybrid = model.clone(embedding=Hybrid(patch_size=4, stages=()))
-  assert 'pixels' in arrays.obstacles(make_weights(hybrid))['filters']
-  without = make_weights(model.clone(posemb=None))
-  assert 'no table' in arrays.obstacles(without)['positions']
-  assert 'distance' in arrays.obstacles(make_weights(RESNET()))
-
-
 @dataclasses.dataclass(frozen=True)
 class Diagonal(PositionEmbedding):
   """Position embeddings from outside the package."""
@@ -148,16 +140,21 @@ def test_obstacles(model, make_weights):
     'relative': model.clone(posemb=Relative()),
     'axial': axial,
     'mixer': MIXER(),
+    'none': model.clone(posemb=None),
   }
   found = {
     k: list(arrays.obstacles(make_weights(m))) for k, m in models.items()
   }
+  hybrid = model.clone(embedding=Hybrid(patch_size=4, stages=()))
+  assert 'pixels' in arrays.obstacles(make_weights(hybrid))['filters']
+  assert 'distance' in arrays.obstacles(make_weights(RESNET()))
   assert found == {
     'layers': ['positions'],
     'shared': [],
     'relative': ['positions'],
     'axial': list(arrays.OF_ATTENTION),
     'mixer': [*arrays.OF_ATTENTION, *arrays.OF_PATCHES, 'positions'],
+    'none': ['positions'],
   }
 
 
@@ -290,7 +287,6 @@ def test_classes_are_folders():
 
 
 def test_tsne_keeps_neighbours():
-  """Groups of features stay groups; the points are the same each time."""
   rng = np.random.default_rng(0)
   groups = np.repeat(np.arange(3), 20)
   features = 10 * rng.normal(size=(3, 70))[groups] + rng.normal(size=(60, 70))
@@ -311,11 +307,6 @@ def test_figure_of_points(tmp_path, num_classes):
   embedding_figures.scatter(points, tmp_path / 'x.png', classes)
   with Image.open(tmp_path / 'x.png') as image:
     assert min(image.size) > 900 and max(image.size) < 2000
-
-
-def test_captions():
-  assert figures._caption({'path': 'b/y.z.png'}) == 'y.z'
-  assert figures._caption({'path': 'b/x.png', 'class': 'b'}) == 'b / x'
 
 
 def test_finer_images(weights, tmp_path):

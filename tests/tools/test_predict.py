@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from vit_jax.data.transforms import CentralCrop, FlipLR, ResizeSmall, scale
+from vit_jax.data.transforms import CentralCrop, ResizeSmall
 from vit_jax.tools import predict as tool
 from vit_jax.tools.predict import predict
 
@@ -22,7 +22,6 @@ def probabilities(layers):
 
 
 def test_equals_the_model_on_each_image(weights, paths, expected, caplog):
-  """Also: one program for full and partial batches."""
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
     results = list(predict(weights, paths, batch_size=1))  # 8 devices: 8 + 3
   compiled = [r for r in caplog.messages if r.startswith('Finished XLA')]
@@ -55,7 +54,6 @@ def test_unreadable_images(weights, paths, expected, bad):
 
 
 def test_errors(model, make_weights, weights, paths):
-  """They name what the weights lack, before any image is read."""
   headless = make_weights(model.clone(num_classes=None))
   with pytest.raises(ValueError, match=r'no head.*--features'):
     predict(headless, ['none.png'])
@@ -81,21 +79,6 @@ def test_top():
   assert tool.top(np.ones(4), 4) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-  'old, new, before, after',
-  [
-    ((224, 224), (384, 384), (256, 224), (439, (384, 384))),
-    ((224, 224), (112, 448), (256, 224), (512, (112, 448))),
-    ((8, 12), (24, 12), (13, (8, 12)), (26, (24, 12))),
-  ],
-)
-def test_transforms_of_another_size(old, new, before, after):
-  transforms = ResizeSmall(before[0]), CentralCrop(before[1])
-  small, crop = scale(transforms, new, old=old)
-  assert (small.size, crop.size) == after
-  assert scale([FlipLR()], new, old=old) == (FlipLR(),)
-
-
 def call(*args):
   """Exit status of the command."""
   with pytest.raises(SystemExit) as exit:
@@ -104,7 +87,6 @@ def call(*args):
 
 
 def test_output(file, expected, gallery, paths, capsys, weights, monkeypatch):
-  """Pipes and files get CSV, a terminal a table."""
   command = [f'--weights={file}', '--top_k=3', gallery]
   assert call(*command) == 0
   rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -126,7 +108,6 @@ def test_output(file, expected, gallery, paths, capsys, weights, monkeypatch):
 
 
 def test_names_of_any_kind(capsys):
-  """Brackets are no markup, and without names there are numbers."""
   p = np.float32([0.25, 0.75])
   results = [{'path': 'a[b].png', 'probabilities': p}]
   ranking = list(tool.ranked(results, ['x', '[red]'], 1))

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import runpy
 import tarfile
 from unittest import mock
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
+from tiny import encode
 
 from vit_jax.data import imagenet, images, tars
 from vit_jax.data.embedded.digits import Digits
@@ -31,16 +31,10 @@ def photo(seed, height=40, width=56):
   return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def encoded(image, kind='PNG', **options):
-  file = io.BytesIO()
-  Image.fromarray(image.squeeze()).save(file, kind, **options)
-  return file.getvalue()
-
-
 def files(count=12):
   """Return {'CLASS/NUMBER.png': bytes} in the order of a Folder."""
   return {
-    f'{name}/{i:03d}.png': encoded(photo(i))
+    f'{name}/{i:03d}.png': encode(photo(i))
     for label, name in enumerate(NAMES)
     for i in range(label, count, len(NAMES))
   }
@@ -138,13 +132,6 @@ def test_all_options_of_the_command_arrive(monkeypatch):
   )
 
 
-def test_the_module_is_a_command(monkeypatch, capsys):
-  monkeypatch.setattr('sys.argv', ['prepare', '--help'])
-  with pytest.raises(SystemExit):
-    runpy.run_path(prepare.__file__, run_name='__main__')
-  assert 'SPLIT=]SOURCE' in capsys.readouterr().out
-
-
 def test_shuffled(folder, tmp_path):
   prepared(folder, tmp_path / 'set', '--shuffle')
   read = open_source(f'tfds:{tmp_path}/set:train')
@@ -175,10 +162,10 @@ def test_short_side(tmp_path):
   exif[0x0112] = 6
   smooth = cv2.resize(photo(0, 20, 30), (300, 200))
   found = [
-    encoded(smooth),
-    encoded(photo(1, 20, 24), 'JPEG'),
-    encoded(smooth, 'JPEG', exif=exif, quality=95),
-    encoded(photo(1, 20, 24), 'JPEG', exif=exif),
+    encode(smooth),
+    encode(photo(1, 20, 24), 'JPEG'),
+    encode(smooth, 'JPEG', exif=exif, quality=95),
+    encode(photo(1, 20, 24), 'JPEG', exif=exif),
   ]
   read = made(tmp_path / 'set', Listed(found), short_side=50)
   out = [images.decode(read[i]['image'], exif=False) for i in range(4)]
@@ -204,7 +191,7 @@ def test_unreadable_images(tmp_path):
   with pytest.raises(RuntimeError, match='interrupted'):
     made(tmp_path / 'set', Interrupted([b'']))
   assert not (tmp_path / 'set').exists()
-  source = Listed([encoded(photo(0)), b'junk', encoded(photo(1))], [0, 1, 2])
+  source = Listed([encode(photo(0)), b'junk', encode(photo(1))], [0, 1, 2])
   read = made(tmp_path / 'set', source)
   assert [read[i]['label'] for i in range(2)] == [0, 2]
   (row,) = left_out(tmp_path / 'set')
@@ -263,7 +250,7 @@ def test_a_tar_file_without_classes(tmp_path):
 def test_imagenet(tmp_path):
   names = imagenet.wnids()
   inner = {
-    f'{name}.tar': tar_bytes({f'{name}_1.JPEG': encoded(photo(i))})
+    f'{name}.tar': tar_bytes({f'{name}_1.JPEG': encode(photo(i))})
     for i, name in enumerate(names[:2])
   }
   (tmp_path / 'ILSVRC2012_img_train.tar').write_bytes(tar_bytes(inner))
@@ -286,11 +273,11 @@ def test_imagenet(tmp_path):
 
 def test_copies_are_left_out(tmp_path):
   shrunk = cv2.resize(photo(3), (28, 20), interpolation=cv2.INTER_AREA)
-  train = [photo(0), shrunk, encoded(photo(4), 'JPEG', quality=60), photo(5)]
+  train = [photo(0), shrunk, encode(photo(4), 'JPEG', quality=60), photo(5)]
   for i, image in enumerate(train):
-    data = image if isinstance(image, bytes) else encoded(image)
+    data = image if isinstance(image, bytes) else encode(image)
     write_folder(tmp_path / 'a', {f'x/{i}.png': data})
-  test = {f'y/{i}.png': encoded(photo(i)) for i in (3, 4, 8)}
+  test = {f'y/{i}.png': encode(photo(i)) for i in (3, 4, 8)}
   write_folder(tmp_path / 'b', test)
   prepared(tmp_path / 'a', tmp_path / 'set', f'--leave_out={tmp_path}/b')
   rows = left_out(tmp_path / 'set')

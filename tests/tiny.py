@@ -1,0 +1,50 @@
+"""Tiny models, their parameters, and encoded images, for several tests."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+
+from vit_jax import tree
+from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.vit import VisionTransformer
+
+VIT = {'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
+VIT |= {'embedding': PatchEmbedding(4)}
+
+
+def vit(**fields):
+  """Return a ViT with one layer of width 16 and patches of 4 pixels."""
+  return VisionTransformer(**VIT | fields)
+
+
+def normal_params(model, image_shape, scale=1.0, seed=0):
+  """Return {path: array} of normal numbers in place of initial parameters."""
+  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(seed)
+  return {
+    path: scale * rng.standard_normal(x.shape, np.float32)
+    for path, x in tree.flatten(shapes).items()
+  }
+
+
+def assert_trees_close(actual, expected, *, rtol=0, atol=0):
+  """Check that pytrees have the same paths, and arrays near each other."""
+  actual, expected = tree.flatten(actual), tree.flatten(expected)
+  assert actual.keys() == expected.keys()
+  for path in expected:
+    np.testing.assert_allclose(
+      actual[path], expected[path], rtol=rtol, atol=atol, err_msg=path
+    )
+
+
+def encode(image, kind='PNG', **options):
+  """Return the bytes of a file with this image, an array or of Pillow."""
+  file = io.BytesIO()
+  if isinstance(image, np.ndarray):
+    image = Image.fromarray(image.squeeze())
+  image.save(file, kind, **options)
+  return file.getvalue()
