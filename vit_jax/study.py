@@ -37,8 +37,8 @@ from vit_jax.io.files import write_atomically
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
 from vit_jax.runs import compiled, workdirs
-from vit_jax.runs.metrics import NonFiniteError, read_records
-from vit_jax.types import PathLike, UserError
+from vit_jax.runs.metrics import NonFiniteError, read_kinds, read_records
+from vit_jax.types import PathLike, UserError, kind_of
 
 DONE = 'done.json'
 
@@ -179,7 +179,8 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
       f'best_of: all runs {best.runs!r} diverged, or have no finite '
       f'{best.metric}.'
     )
-  winner = max(scores, key=scores.__getitem__)
+  kinds = read_kinds(workdir / next(iter(scores)))
+  winner = kind_of(best.metric, kinds).best(scores)
   values = dict(configs.walk(runs[winner]))
   taken = {path: values[path] for path in best.take}
   config.update_from_flattened_dict(taken)

@@ -52,9 +52,7 @@ class Entry:
 
 
 def entries(
-  value: Any,
-  key: str = '',
-  marks: frozenset[str] = frozenset(),
+  value: Any, key: str = '', marks: frozenset[str] = frozenset()
 ) -> Iterator[Entry]:
   """Yield the entries of a Call, or of the objects that it would make.
 
@@ -64,11 +62,7 @@ def entries(
   if (call := _as_call(value)) is not None:
     yield from _of_call(call, key, marks)
   elif isinstance(value, Duration):
-    yield Entry(
-      key=f'{key}_{value.unit}',
-      value=value.value,
-      marks=marks,
-    )
+    yield Entry(key=f'{key}_{value.unit}', value=value.value, marks=marks)
   elif isinstance(value, Mapping | ConfigDict) and len(value):
     for name in value:
       yield from entries(value[name], join(key, name), marks)
