@@ -13,7 +13,7 @@ import argparse
 import csv
 import re
 
-from vit_jax.weights.files import fetch
+from vit_jax.weights.array_files import fetch
 
 FOLDER = 'gs://vit_models/augreg'
 

@@ -15,7 +15,7 @@ from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
-from vit_jax.weights import files, npz
+from vit_jax.weights import array_files, npz
 
 TABLE = 'Transformer/posembed_input/pos_embedding'
 KINDS = {  # of the paper's code
@@ -250,7 +250,7 @@ def test_bfloat16_comes_as_float32(tmp_path):
     for name, array in fill(BIG_VISION['cls'], 'params/').items()
   }
   np.savez(tmp_path / 'x.npz', **{k: v.view('V2') for k, v in file.items()})
-  weights = npz.read(files.read(tmp_path / 'x.npz'))
+  weights = npz.read(array_files.read(tmp_path / 'x.npz'))
   stored = file['params/head/kernel'].astype(np.float32)
   assert weights.params['head/kernel'].dtype == np.float32
   np.testing.assert_array_equal(weights.params['head/kernel'], stored)

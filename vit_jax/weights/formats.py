@@ -29,9 +29,9 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.types import PathLike, UserError
 from vit_jax.weights import (
+  array_files,
   bundle,
   family,
-  files,
   huggingface,
   npz,
   original,
@@ -53,7 +53,7 @@ def find(path: PathLike | None, step: int | None = None) -> None:
   """Raise ValueError if there are no weights; download remote files."""
   _, source = _locate(path, step)
   if source is not None:
-    files.fetch(source)
+    array_files.fetch(source)
 
 
 def read(
@@ -123,7 +123,7 @@ def _locate(path, step):
     )
   path = str(path)
   if path.startswith('hf://'):
-    path = files.from_hub(path)
+    path = array_files.from_hub(path)
   if path.startswith(_WEB) or (path.endswith(_ENDINGS) and '://' in path):
     return None, path  # no folder has to be listed, which needs more packages
   folder, known = epath.Path(path), []
@@ -140,7 +140,7 @@ def _locate(path, step):
 
 
 def _read_file(source, trust, options, values):
-  arrays = files.read(files.fetch(source), values=values)
+  arrays = array_files.read(array_files.fetch(source), values=values)
   name = pathlib.PurePosixPath(source).with_suffix('.json').name
   is_torch = source.endswith(('.safetensors', '.json'))
   content = None if is_torch else _sibling(source, name)
@@ -167,7 +167,7 @@ def _read_file(source, trust, options, values):
 def _sibling(path, name):
   """Return the JSON in another file of the folder; None if there is none."""
   folder = path.rpartition('/')[0] or '.'
-  file = files.fetch(f'{folder}/{name}', missing_ok=True)
+  file = array_files.fetch(f'{folder}/{name}', missing_ok=True)
   return None if file is None else read_json(file)
 
 
@@ -242,7 +242,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
   else:
     folder, file = path, path / _SAFETENSORS
   folder.mkdir(parents=True, exist_ok=True)
-  files.write(file, arrays)
+  array_files.write(file, arrays)
   for name, content in texts.items():
     write_atomically(folder / name, json.dumps(content, indent=2) + '\n')
   return [file, *(folder / name for name in texts)]

@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 
 from vit_jax.io.files import replacing, write_atomically
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 
 FILE = {
   'a/b/kernel': np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -36,17 +36,17 @@ def same(found, expected=FILE):
 
 
 def write(path, arrays=FILE):
-  files.write(path, arrays)
+  array_files.write(path, arrays)
   return path
 
 
 @pytest.mark.parametrize('name', ['x.npz', 'x.safetensors'])
 def test_there_and_back(name, tmp_path):
   path = write(tmp_path / name)
-  assert same(files.read(path))
+  assert same(array_files.read(path))
   os.rename(path, tmp_path / 'any.name')
-  assert same(files.read(tmp_path / 'any.name'))
-  shapes = files.read(tmp_path / 'any.name', values=False)
+  assert same(array_files.read(tmp_path / 'any.name'))
+  shapes = array_files.read(tmp_path / 'any.name', values=False)
   assert {k: x.shape for k, x in shapes.items()} == {
     k: x.shape for k, x in FILE.items()
   }
@@ -61,7 +61,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
   with pytest.raises(ValueError), replacing(path) as partial:
     partial.write_bytes(b'half')
     raise ValueError
-  assert same(files.read(path)) and len(list(tmp_path.iterdir())) == 1
+  assert same(array_files.read(path)) and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize('umask', [0o022, 0o077])
@@ -84,7 +84,7 @@ def test_other_floats_come_as_float32(tmp_path, name, dtype):
   if dtype == ml_dtypes.bfloat16 and name == 'x.npz':
     stored = stored.view('V2')
   path = write(tmp_path / name, {'x': stored})
-  found = files.read(path)['x']
+  found = array_files.read(path)['x']
   assert found.dtype == np.float32
   np.testing.assert_array_equal(found, exact)
 
@@ -98,8 +98,8 @@ def test_shards(tmp_path):
   path = tmp_path / 'model.safetensors.index.json'
   path.write_text(json.dumps({'weight_map': index}))
   expected = {k: x for k, x in FILE.items() if k in index}
-  assert same(files.read(path), expected)
-  assert files.read(path, values=False).keys() == expected.keys()
+  assert same(array_files.read(path), expected)
+  assert array_files.read(path, values=False).keys() == expected.keys()
 
 
 class Harmful:
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_one_error(data, named, tmp_path):
   path = tmp_path / 'x'
   path.write_bytes(data)
   with pytest.raises(ValueError) as e:
-    files.read(path)
+    array_files.read(path)
   assert named in str(e.value) and str(path) in str(e.value)
   assert not Harmful.ran
 
@@ -185,13 +185,13 @@ def server(tmp_path, monkeypatch):
 def test_a_file_is_downloaded_once(server):
   folder, url, requests = server
   write(folder / 'x.npz')
-  local = files.fetch(f'{url}/x.npz')
-  assert same(files.read(local)) and local.name == 'x.npz'
+  local = array_files.fetch(f'{url}/x.npz')
+  assert same(array_files.read(local)) and local.name == 'x.npz'
   seen = len(requests)
-  assert files.fetch(f'{url}/x.npz') == local and len(requests) == seen
-  assert files.fetch(f'{url}/y.json', missing_ok=True) is None
+  assert array_files.fetch(f'{url}/x.npz') == local and len(requests) == seen
+  assert array_files.fetch(f'{url}/y.json', missing_ok=True) is None
   with pytest.raises(ValueError, match=r'y\.json does not exist'):
-    files.fetch(f'{url}/y.json')
+    array_files.fetch(f'{url}/y.json')
   names = [path.name for path in local.parent.iterdir()]
   assert names == ['x.npz']
 
@@ -202,7 +202,7 @@ def test_an_index_brings_its_shards(server):
   index = {'weight_map': {'x': 'a.safetensors'}}
   name = 'model.safetensors.index.json'
   (folder / name).write_text(json.dumps(index))
-  assert files.read(files.fetch(f'{url}/{name}'))['x'].shape == (2,)
+  assert array_files.read(array_files.fetch(f'{url}/{name}'))['x'].shape == (2,)
 
 
 def test_public_buckets_are_read_over_http(server, monkeypatch):
@@ -210,18 +210,18 @@ def test_public_buckets_are_read_over_http(server, monkeypatch):
   (folder / 'bucket').mkdir()
   write(folder / 'bucket' / 'a b.npz')
   monkeypatch.setenv('STORAGE_EMULATOR_HOST', url)
-  find = files.importlib.util.find_spec
+  find = array_files.importlib.util.find_spec
   monkeypatch.setattr(
-    files.importlib.util,
+    array_files.importlib.util,
     'find_spec',
     lambda name: None if name == 'gcsfs' else find(name),
   )
-  assert same(files.read(files.fetch('gs://bucket/a b.npz')))
+  assert same(array_files.read(array_files.fetch('gs://bucket/a b.npz')))
   assert requests[-1] == '/bucket/a%20b.npz'
 
 
 def test_a_server_that_cannot_be_reached_is_named(server):
   with pytest.raises(ValueError, match='http://localhost:1/x'):
-    files.fetch('http://localhost:1/x.npz')
+    array_files.fetch('http://localhost:1/x.npz')
   with pytest.raises(ValueError, match='does not exist'):
-    files.fetch('/nowhere/x.npz')
+    array_files.fetch('/nowhere/x.npz')
