@@ -36,7 +36,7 @@ NARROW = {
   'parallel': {'models.layers'},
   'setup': {
     *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
-    *('models.layers', 'optim.', 'parallel.', 'runs.compiled', 'step'),
+    *('optim.', 'parallel.', 'runs.compiled', 'step'),
   },
   'train': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),

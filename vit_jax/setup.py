@@ -13,7 +13,6 @@ from vit_jax.config import Partial
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Interval, Timeline
 from vit_jax.evals.evaluators import check_class_names
-from vit_jax.models.layers import Normalize
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel import sharding as layout
@@ -46,14 +45,14 @@ class Settings:
   optimizer: Optimizer
   schedule: Schedule
   total: Interval
-  preprocess: Preprocess = Normalize()
-  accum_steps: Count = 1
-  ema: Ema | None = None
+  preprocess: Preprocess
+  accum_steps: Count
+  ema: Ema | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examples:
-  """What the set-up needs to know of the training data."""
+  """Facts of the training data that decide shapes and the length of a run."""
 
   batch_size: int
   count: int

@@ -43,7 +43,7 @@ class TrainState:
 
 
 class Context(NamedTuple):
-  """What an objective may use of a run, besides parameters and batch.
+  """State of a run that an objective may use.
 
   Attributes:
     step: number of updates done.
@@ -61,8 +61,8 @@ class Context(NamedTuple):
 class Objective:
   """A loss of a model, made by a factory (model, *, preprocess) -> Objective.
 
-  A frozen dataclass that inherits from it needs kw_only=True, and fields
-  without a default must not have the name of an attribute below.
+  In a dataclass that inherits from it, a required field with the name of an
+  attribute below needs `= dataclasses.field()`, else that is its default.
 
   Attributes:
     activation: converts logits to probabilities: 'softmax' or 'sigmoid'.

@@ -126,7 +126,7 @@ Metrics = dict[str, JaxArray]  # scalars
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """What a metric is, for those who show it.
+  """How a metric is shown, and which of its values are better.
 
   Attributes:
     unit: '%' of a fraction, which pages show in percent; '': none.

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-# Arguments of small models, of timm, of transformers and of ours.
+# Arguments of small ViTs: timm's, transformers' and ours.
 TIMM = {
   **{'img_size': (12, 8), 'patch_size': (4, 2), 'num_classes': 5},
   **{'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2.0},

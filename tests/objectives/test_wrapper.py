@@ -1,4 +1,4 @@
-"""What can be an objective, and what can be wrapped."""
+"""Which objectives are accepted, and which can be wrapped."""
 
 import pytest
 import tiny

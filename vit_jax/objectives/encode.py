@@ -27,7 +27,21 @@ def encode(
   arguments of features(), such as `visible`, `patch_sources` or `per_layer`.
   """
   views, images = images.shape[:-3], images.reshape(-1, *images.shape[-3:])
-  options = {'per_layer': False} | options
+  if len(views) == 2:
+    params = _fitted(model, params, images)
+  found = model.apply(
+    {'params': params},
+    images,
+    train=rng is not None,
+    rngs=None if rng is None else {'dropout': rng},
+    method='features',
+    **({'per_layer': False} | options),
+  )
+  return {k: x.reshape(*views, *x.shape[1:]) for k, x in found.items()}
+
+
+def _fitted(model, params, images):
+  """Return the parameters, with tables for the patches of these images."""
   init = functools.partial(model.init, jax.random.key(0))
   shapes = tree.flatten(jax.eval_shape(init, images)['params'])
 
@@ -38,12 +52,4 @@ def encode(
     resized = posemb.resize(name, x, shape, posemb.resize_method)
     return x if resized is None else resized
 
-  found = model.apply(
-    {'params': tree.map_with_path(fit, params)},
-    images,
-    train=rng is not None,
-    rngs=None if rng is None else {'dropout': rng},
-    method='features',
-    **options,
-  )
-  return {k: x.reshape(*views, *x.shape[1:]) for k, x in found.items()}
+  return tree.map_with_path(fit, params)

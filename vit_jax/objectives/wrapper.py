@@ -1,11 +1,12 @@
 """Objectives of labels around others."""
 
 import dataclasses
+from typing import Any
 
 import jax
 
-from vit_jax.step import Context, Labelled, as_objective
-from vit_jax.types import Batch, LossFn, Outputs, Params, UserError
+from vit_jax.step import Labelled, as_objective
+from vit_jax.types import Batch, LossFn, Outputs, UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,14 +29,8 @@ class Wrapper(Labelled):
   teacher = property(lambda self: self.inner.teacher)
   whole_batch = property(lambda self: self.inner.whole_batch)  # type: ignore
 
-  def __call__(
-    self,
-    params: Params,
-    batch: Batch,
-    rng: jax.Array,
-    context: Context = Context(),
-  ) -> Outputs:
-    return self.inner(params, batch, rng, context)
+  def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
+    return self.inner(*args, **kwargs)
 
   def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
     return as_objective(self.inner).prepare(batch, rng)

@@ -58,9 +58,10 @@ MIXER_SIZES = {
   'H': (1280, 32, 640, 5120),
 }
 
-_IN_TIMM = 'tiny small medium base large huge giant gigantic so400m'
-_SHORT = 'Ti S M B L H g G So400m'
-_TIMM_SIZES = dict(zip(_IN_TIMM.split(), _SHORT.split()))
+_TIMM_SIZES = {
+  **{'tiny': 'Ti', 'small': 'S', 'medium': 'M', 'base': 'B', 'large': 'L'},
+  **{'huge': 'H', 'giant': 'g', 'gigantic': 'G', 'so400m': 'So400m'},
+}
 
 # Listed names, besides those of ResNets; other sizes, depths and widths have
 # names, too.
