@@ -48,7 +48,13 @@ def pretraining(source, held_out, images=None, *, batch_size=4096, **fields):
 
 
 def finish(config, args):
-  """Shard and shrink a run by fsdp, tensor and tiny of `args`; return it."""
+  """Shard and shrink a run by fsdp, tensor and tiny of `args`; return it.
+
+  Evaluators get `on_error` of the training data.
+  """
+  config.data.on_error = 'raise'
+  for part in _data(*(x.data for x in config.evals.values())):
+    part.on_error = config.data.get_oneway_ref('on_error')
   fsdp, tensor = (getattr(args, x, 0) for x in ('fsdp', 'tensor'))
   if fsdp or tensor > 1:
     rest = 'fsdp' if fsdp else 'data'
@@ -322,6 +328,12 @@ def rand_augment(magnitude, *, faults):
   """Return big_vision's RandAugment with 2 layers; see its class."""
   fields = {'magnitude': float(magnitude), 'faults': faults}
   return make('data.augment.RandAugment', num_layers=2, **fields)
+
+
+def imagenet_colours():
+  """Return PyTorch's usual preprocessing: ImageNet's mean and deviation."""
+  mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+  return make('models.layers.Normalize', mean=mean, std=std)
 
 
 # Objectives, optimizers, evaluators.

@@ -18,7 +18,7 @@ Arguments (separated by commas; the first of a list is the default):
 
 The recipe, ours for small data sets, has parts of pretrain_better_plain.py. An
 image that cannot be read stops the run with its name; to skip such images add
---config.data.on_error=skip --config.evals.test.data.on_error=skip
+--config.data.on_error=skip
 """
 
 from configs import arguments, common, finetune

@@ -4,7 +4,9 @@ import json
 import re
 
 import grain  # noqa: F401 (defines absl flags, which flagsaver would drop)
+import numpy as np
 import pytest
+import tiny
 from absl.testing import flagsaver
 from processes import python
 
@@ -100,6 +102,29 @@ def test_one_message(config, tmp_path, argument, flags, message):
   with pytest.raises(SystemExit) as stopped:
     call(f'{config}:{argument}', tmp_path, *flags)
   assert re.search(message, stopped.value.code)
+
+
+def test_the_remedy_of_an_unreadable_image_can_be_pasted(tmp_path, capsys):
+  images, work = tmp_path / 'images', tmp_path / 'run'
+  rng = np.random.default_rng(0)
+  for i, label in enumerate('aabb' * 10):
+    path = images / label / f'{i}.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = tiny.encode(rng.integers(0, 256, (16, 16, 3), np.uint8))
+    path.write_bytes(made[:300] if i in (4, 6) else made)
+  preset = 'vit_jax:pretrain_folder:mae,tiny,labels'
+  given = f'--config.data.source.path={images}'
+  with pytest.raises(SystemExit) as stopped:
+    call(preset, work, given)
+  keys = 'labels.data.own.test', 'labels.data.own.train', 'watch.data'
+  remedies = ['--config.data.on_error=skip']
+  remedies += [f'--config.evals.{key}.on_error=skip' for key in keys]
+  assert stopped.value.code.endswith(f"on_error='skip': {' '.join(remedies)}")
+  for flags in (remedies, remedies[:1]):
+    call(preset, work, given, *flags, '--print_config')
+    found = re.findall(r'\.on_error = (.*)', capsys.readouterr().out)
+    assert found == ["'skip'"] * 4
+  call(preset, work, given, *remedies[:1], '--dry_run')
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ if __name__ == '__main__' and (settings := environment.faster()):
 from absl import app, flags, logging
 
 from vit_jax import config
+from vit_jax.data.images import UnreadableError
 from vit_jax.io import terminal
 from vit_jax.parallel import compilation_cache, hosts
 from vit_jax.reports import page
@@ -114,17 +115,16 @@ def main(argv: Sequence[str]) -> None:
     compilation_cache.enable(workdir)
     canary.refuse_wrong_results()
     gc.freeze()  # collections need not visit what imports made
-    config.run(
-      resolved,
-      workdir,
-      preset={
-        'config': _CONFIG.value,
-        'about': config.about(_CONFIG.value),
-        'changed': changed,
-      },
-      allow_changes=[x.removeprefix('config.') for x in _ALLOW_CHANGES.value],
-      **_supplied(),
-    )
+    file = _CONFIG.value
+    preset = {'config': file, 'about': config.about(file), 'changed': changed}
+    allowed = [x.removeprefix('config.') for x in _ALLOW_CHANGES.value]
+    given = {'preset': preset, 'allow_changes': allowed, **_supplied()}
+    try:
+      config.run(resolved, workdir, **given)
+    except UnreadableError as error:
+      keys = (x.key for x in config.entries(call))
+      skip = [f'--config.{x}=skip' for x in keys if x.endswith('.on_error')]
+      raise UnreadableError(f'{error}: {" ".join(skip)}') from error
     if not _DRY_RUN.value:
       terminal.say(page.closing(workdir))
 

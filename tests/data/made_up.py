@@ -14,7 +14,7 @@ def prepare(data_dir, name, sizes, *, make_example=None):
 
   Args:
     data_dir: TFDS's folder of data sets.
-    name: of a builder that the TFDS package has, 'NAME/CONFIG' as needed.
+    name: name of a builder in the TFDS package, 'NAME/CONFIG' as needed.
     sizes: {split: number of examples}.
     make_example: fn(number, features) -> dict of values for the features;
       default: `example`.

@@ -461,9 +461,10 @@ def test_all_fields_of_erasing_act():
   assert np.abs(noise.std(0) - options['std']).max() < 0.5
 
 
-def test_simple_random_crop_is_torchvisions(recorded):
+@pytest.mark.parametrize('padding', [4, 2])  # recorded: 4
+def test_simple_random_crop_is_torchvisions(recorded, padding):
   image, padded = recorded['uncropped'], recorded['padded'].astype(int)
-  transform = T.SimpleRandomCrop(16)
+  transform = T.SimpleRandomCrop(16, padding)
   windows = np.lib.stride_tricks.sliding_window_view(padded, (16, 16), (0, 1))
   windows = windows.transpose(0, 1, 3, 4, 2)  # [y, x, 16, 16, 3]
   found = set()
@@ -472,5 +473,6 @@ def test_simple_random_crop_is_torchvisions(recorded):
     assert far.min() <= 1
     found.add(np.unravel_index(far.argmin(), far.shape))
   rows, columns = np.array(sorted(found)).T
-  assert (rows.min(), rows.max()) == (0, 8)
-  assert (columns.min(), columns.max()) == (0, windows.shape[1] - 1)
+  first, last = 4 - padding, windows.shape[1] - 5 + padding
+  assert (rows.min(), rows.max()) == (first, 4 + padding)
+  assert (columns.min(), columns.max()) == (first, last)

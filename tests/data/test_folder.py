@@ -43,14 +43,16 @@ def _all(source):
   return [source[i] for i in range(len(source))]
 
 
-def test_split_and_class_folders(root, caplog):
+def test_split_and_class_folders(root, capsys):
   train = Folder(root, split='train')
   assert train.class_names == ['10', '2', 'dog', 'kätzchen']
   assert train.num_classes == 4
   assert (train.channels, train.exif) == (3, True)
   expected = [(0, 0), (1, 0), (2, 0), (10, 1), (11, 1), (12, 1)]
   assert _content(train) == [*expected, (20, 3), (21, 3), (22, 3)]
-  assert 'Ignored 2 files' in caplog.text  # Thumbs.db, readme.txt
+  Folder(root, split='train')  # as an evaluator does
+  said = f'{root}/train: ignored files that are not images in class sub-folders'
+  assert capsys.readouterr().out == f'{said} (2): 2/Thumbs.db, readme.txt\n'
   assert train.describe(7).endswith('train/kätzchen/deep/bild ü1.BMP')
 
 
@@ -128,6 +130,17 @@ def test_links_to_folders_are_followed(root, tmp_path):
   (tmp_path / 'linked').mkdir()
   (tmp_path / 'linked' / '10').symlink_to(root / 'train' / '10')
   assert _content(Folder(tmp_path / 'linked')) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_each_folder_is_visited_once(root):
+  """Links to the folder itself, to those above it and to others in it."""
+  links = {'val/l': '.', 'val/m': '..', 'val/2/n': '../..', 'val/10/o': '../2'}
+  before = Folder(root, split='val')
+  for link, target in links.items():
+    (root / link).symlink_to(target, target_is_directory=True)
+  after = Folder(root, split='val')
+  assert _content(after) == _content(before)
+  assert after.class_names == before.class_names
 
 
 def test_csv_with_names_and_splits(root):

@@ -241,7 +241,7 @@ class Floats(Numbers):
 @pytest.mark.parametrize(
   'source, options, kind, words',
   [
-    (broken(5), {}, ValueError, ['example', '--config.data.on_error=skip']),
+    (broken(5), {}, ValueError, ['example', "on_error='skip'"]),
     (Numbers(0), {}, ValueError, ['Numbers', 'no examples']),
     (Numbers(4), {'num_classes': 3}, ValueError, ['number', 'num_classes=3']),
     (Numbers(4, num_classes=3), {}, ValueError, ['num_classes=3']),

@@ -244,6 +244,8 @@ def test_a_config_reads_all_kinds(root):
   [
     ('wds:/data/x.tar', {}, ["'wds'", 'folder:PATH']),
     ('tfds:{}/tfds/insects/1.0.0', {}, ['split']),
+    ('hf:nobody/nothing:train', {}, ['nobody/nothing train cannot be read']),
+    ('hf:{}/pq:test', {}, ['pq test cannot be read', "['train']"]),
     ('hf:{}/saved', {'split': 'test'}, ["'test'", "'train'"]),
     ('hf:{}/saved', {'label_key': 'fine'}, ["'fine'", 'label_key', 'image']),
     ('hf:{}/saved', {'image_key': 'x'}, ["'x'", 'image_key']),

@@ -135,13 +135,25 @@ def test_inception_crop_boxes_are_in_bounds(method):
   assert len(set(map(tuple, boxes[:, :2]))) > 2500
 
 
+@pytest.mark.parametrize('method, last', [('tf', 9), ('torch', 10)])
+def test_inception_crop_offsets(method, last):
+  """TensorFlow's Uniform(H - h) excludes H - h, torchvision's randint not."""
+  crop = T.InceptionCrop(8, (0.25, 0.25), (1.0, 1.0), method=method)
+  rng = _rng()
+  boxes = np.array([crop.box((20, 20), rng) for _ in range(500)])
+  assert {*boxes[:, 2]} == {*boxes[:, 3]} == {10}
+  assert {*boxes[:, 0]} == {*boxes[:, 1]} == {*range(last + 1)}
+  crop = T.InceptionCrop(8, (1.0, 1.0), (1.0, 1.0), method=method)
+  assert crop.box((20, 20), rng) == (0, 0, 20, 20)
+
+
 @pytest.mark.parametrize(
   'method, wide, narrow',
   [
     (
       'tf',
-      [(37, 72, 236, 265), (65, 6, 307, 322), (73, 158, 131, 118)],
-      [(0, 0, 110, 100), (1, 0, 119, 99), (3, 0, 110, 99)],
+      [(37, 72, 236, 265), (64, 6, 307, 322), (72, 158, 131, 118)],
+      [(0, 0, 110, 100), (0, 0, 119, 99), (2, 0, 110, 99)],
     ),
     (
       'torch',
@@ -234,6 +246,7 @@ def test_several_crops_of_an_image():
   np.testing.assert_array_equal(views['local'], expected)
   views = T.MultiCrop(8, local_count=0)(_image(channels=1), _rng())
   assert [(k, x.shape) for k, x in views.items()] == [('image', (2, 8, 8, 1))]
+  assert T.sized([T.ResizeSmall(1.5)], (32, 20)) == (T.ResizeSmall(48),)
   relative = T.MultiCrop(1.0, local_size=0.5)
   (found,) = T.sized([relative], (32, 20), 'bilinear')
   assert found == T.MultiCrop(

@@ -66,7 +66,7 @@ def make(cls, data, kernel, num_devices=8, **options):
   """Return an evaluator of a linear model, and its parameters."""
   mesh = mesh_of(num_devices)
   evaluator = cls(
-    Linear(kernel.shape[1]),
+    model=Linear(kernel.shape[1]),
     preprocess=lambda images: images.astype('float32') / 255,
     mesh=mesh,
     data=data,

@@ -1,10 +1,13 @@
 """Evaluation counts every example once, over padding and devices."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
 import splits
+from options import all_set
 
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import classification
@@ -26,7 +29,8 @@ SETTINGS = ('source', 'batch_size', 'on_error')
 def make(kernel=KERNEL, num_devices=8, **kw):
   data = {'source': source_of(), 'batch_size': 16}
   data |= {name: kw.pop(name) for name in SETTINGS if name in kw}
-  return splits.make(Classification, Data(**data), kernel, num_devices, **kw)
+  cls = kw.pop('cls', Classification)
+  return splits.make(cls, Data(**data), kernel, num_devices, **kw)
 
 
 def evaluate(*args, **kw):
@@ -230,21 +234,31 @@ def test_labels_without_names_fit_the_model():
     evaluate(source=source_of(np.full(21, 7), num_classes=None))
 
 
-@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
-def test_probabilities_of_mirror_images_are_averaged(loss):
+REST = {'restrict': 'present', 'intervals': True, 'per_class': True}
+REST |= {'same_classes': False, 'cls': partial(all_set, Classification)}
+
+
+@pytest.mark.parametrize('loss, others', [('softmax', {}), ('sigmoid', REST)])
+def test_probabilities_of_mirror_images_are_averaged(loss, others):
   to_probabilities = {
     'softmax': lambda z: scipy.special.softmax(z, axis=1),
     'sigmoid': scipy.special.expit,
   }[loss]
-  evaluator, found = evaluate(loss=loss, flip=True)
+  labels = LABELS % 6  # the last class does not occur
+  evaluator, found = evaluate(
+    source=source_of(labels), loss=loss, flip=True, **others
+  )
   flipped = IMAGES[:, :, ::-1].reshape(21, -1) / 255.0 @ KERNEL
   p = (to_probabilities(logits_of()) + to_probabilities(flipped)) / 2
-  target = np.eye(7)[LABELS]
+  p = p[:, : 6 if others else 7]
+  target = np.eye(7)[labels, : p.shape[1]]
   losses = -np.log(p[target > 0])
   if loss == 'sigmoid':
     losses = -(target * np.log(p) + (1 - target) * np.log1p(-p)).sum(-1)
-  assert found['accuracy'] == np.mean(p.argmax(axis=1) == LABELS)
+  assert found['accuracy'] == np.mean(p.argmax(axis=1) == labels)
   assert found['loss'] == pytest.approx(losses.mean(), rel=1e-5)
+  assert ('accuracy_low' in found) == ('class_accuracy/0' in found)
+  assert ('accuracy_low' in found) == bool(others)
   np.testing.assert_allclose(
     evaluator.predictions.predicted_probability, p.max(axis=1), rtol=1e-5
   )

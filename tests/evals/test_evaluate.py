@@ -17,6 +17,7 @@ from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import steps
+from vit_jax.evals import evaluators
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
 from vit_jax.models.layers import Normalize
@@ -145,6 +146,16 @@ def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
     {'a': 1},
     {'b': 2},
   ]
+
+
+def test_a_best_metric_must_exist():
+  metrics = {'accuracy': None, 'class_accuracy/': None}
+  made = {'val': types.SimpleNamespace(metrics=metrics), 'own': object()}
+  for metric in (None, 'val/accuracy', 'val/class_accuracy/7', 'own/score'):
+    evaluators.check_best_metric(metric, made)
+  for metric in ('val/loss', 'val/accuracy/7', 'val'):
+    with pytest.raises(ValueError, match=r"'val' .* It has accuracy, "):
+      evaluators.check_best_metric(metric, made)
 
 
 def test_exported_weights_give_what_the_run_measured(run, tmp_path):

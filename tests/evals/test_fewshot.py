@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import splits
+from options import all_set
 from sklearn.linear_model import Ridge
 
 from vit_jax.evals.fewshot import FewShot
@@ -106,7 +107,8 @@ def test_accuracies_of_each_draw():
 
 def test_the_strength_is_chosen_on_held_out_shots():
   choices = tuple(2.0 ** np.arange(-4, 20, 6))
-  read = FewShot(shots=(10, 4), seeds=(0, 1), l2=choices, held_out_shots=6)
+  options = {'shots': (10, 4), 'seeds': (0, 1), 'held_out_shots': 6}
+  read = all_set(FewShot, l2=choices, allow_fewer=True, **options)
   found = read(TRAIN, TEST)
   for shots in (10, 4):
     for seed in (0, 1):

@@ -31,7 +31,8 @@ class Features:
     assert method == 'features'
     flat = images.reshape(len(images), -1)
     x = flat @ variables['params']
-    return {'pre_logits': x, 'tokens': jnp.stack([x, 2 * x], axis=1)}
+    patches = jnp.stack([x, 2 * x], axis=1)
+    return {'pre_logits': x, 'tokens': patches, 'pooled': patches}
 
 
 class Spy:
@@ -72,7 +73,8 @@ def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
 
 
 @pytest.mark.parametrize(
-  'features, num_devices', [('pre_logits', 8), ('tokens', 1), ('pixels', 8)]
+  'features, num_devices',
+  [('pre_logits', 8), ('tokens', 1), ('pixels', 8), ('pooled', 8)],
 )
 def test_readouts_get_the_features_in_order(features, num_devices):
   spy, sources = Spy(), {'train': source_of(31, 0), 'test': source_of(29, 1)}
@@ -92,6 +94,8 @@ def test_readouts_get_the_features_in_order(features, num_devices):
         expected = expected @ KERNEL
       if features == 'tokens':
         expected = np.concatenate([expected, 2 * expected], axis=1)
+      if features == 'pooled':  # of patches that are not pooled: their mean
+        expected = 1.5 * expected
       np.testing.assert_allclose(split.x, expected, rtol=1e-5, atol=1e-5)
       np.testing.assert_array_equal(split.y, np.arange(len(source)) % 3)
       assert split.x.dtype == np.float32
@@ -133,6 +137,19 @@ def test_each_image_is_read_once_for_all_readouts():
   }
 
 
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_features_that_are_not_finite_have_no_metrics(bad):
+  """A readout would fail, or return an accuracy that means nothing."""
+  readouts = {'few': FewShot(shots=(5,)), 'knn': Knn(k=(5,))}
+  split = {'train': source_of(31, 0), 'test': source_of(29, 1)}
+  evaluator, params = make(
+    readouts | {'logistic': Logistic()}, data={'a': split, 'b': split}
+  )
+  found = evaluator.run(params.at[0, 0].set(bad))
+  assert found.keys() == evaluator.metrics.keys() and 'mean/few/5shot' in found
+  assert np.isnan([*found.values()]).all()
+
+
 def test_all_readouts_in_the_context_of_a_mesh():
   readouts = {
     'fewshot': FewShot(shots=(2, 5)),
@@ -157,7 +174,7 @@ MANY = np.eye(3, dtype=np.float32)[np.arange(31) % 3]
   [
     (
       {'features': 'token'},
-      r"'token' must be one of \['pre_logits', 'tok.*pixel",
+      r"'token' must be one of \['pooled', 'pre_logits', 'tok.*pixel",
     ),
     ({'readouts': {'few': FewShot(shots=(11,))}}, r'made/few: 11 .* 1 has 10'),
     ({'train': source_of(31, 0, MANY)}, 'Expected one class for each'),

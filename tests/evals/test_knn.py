@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import splits
+from options import all_set
 
 from vit_jax.evals import knn
 from vit_jax.evals.frozen import Split
@@ -28,13 +29,13 @@ def reference(train, test, k, temperature):
 
 
 def test_digits_are_classified_as_in_numpy():
-  found = Knn(k=(1, 10, 200), temperature=(0.07, 10))(TRAIN, TEST)
+  knn = all_set(Knn, k=(1, 10, 200), temperature=(0.07, 10))
+  found = knn(TRAIN, TEST)
   for k in (1, 10, 200):
     assert found[f'k{k}_t0.07'] == reference(TRAIN, TEST, k, 0.07)
     assert found[f'k{k}_t10'] == reference(TRAIN, TEST, k, 10)
   assert len(found) == 6
   assert found['k10_t0.07'] > 0.95 > 0.9 > found['k200_t10']
-  assert Knn().k == (10, 20, 100, 200) and Knn().temperature == (0.07,)
 
 
 def tied(count, seed):

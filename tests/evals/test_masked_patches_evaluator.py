@@ -1,9 +1,12 @@
 """Masked patch prediction on held-out images."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 import tiny
+from options import all_set
 from synthetic import Synthetic
 
 from vit_jax import tree
@@ -32,9 +35,9 @@ class WithoutLabels:
     return {'image': SOURCE[index]['image']}
 
 
-def evaluator(batch_size, source=SOURCE, **options):
-  return MaskedPatches(
-    MODEL,
+def evaluator(batch_size, source=SOURCE, make=MaskedPatches, **options):
+  return make(
+    model=MODEL,
     preprocess=Normalize(),
     mesh=sharding.make_mesh(),
     data=Data(source, batch_size),
@@ -47,12 +50,17 @@ def params():
   return tree.unflatten(tiny.normal_params(MODEL, (8, 8, 1)))
 
 
-def test_every_example_once_whatever_the_batches(params):
-  prediction = Prediction(MODEL, Normalize())
+OTHERS = {'seed': 5, 'task': Task(ratio=0.2)}
+OTHERS |= {'make': functools.partial(all_set, MaskedPatches)}
+
+
+@pytest.mark.parametrize('options', [{}, OTHERS])
+def test_every_example_once_whatever_the_batches(params, options):
+  prediction = Prediction(MODEL, Normalize(), options.get('task', Task()))
   images = np.stack([SOURCE[i]['image'] for i in range(21)])
-  keys = keys_of(np.arange(21), 0)
+  keys = keys_of(np.arange(21), options.get('seed', 0))
   expected = jax.jit(prediction)(params, images, keys)['metrics']
-  found = evaluator(8, WithoutLabels()).run(params)
+  found = evaluator(8, WithoutLabels(), **options).run(params)
   assert found['num_examples'] == 21 and 'skipped' not in found
   for name in ('loss', 'accuracy'):
     mean = float(expected[name].mean())

@@ -1,13 +1,17 @@
 """Rank, spread and pictures of a representation."""
 
+import functools
+
 import numpy as np
 import pytest
 import tiny
+from options import all_set
 from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.representation import Representation, describe
+from vit_jax.models import resnet
 from vit_jax.models.layers import Normalize
 from vit_jax.parallel import sharding
 from vit_jax.reports import sheets
@@ -17,10 +21,9 @@ MODEL = tiny.vit(width=8, mlp_dim=8, num_heads=1, num_classes=0)
 SOURCE = Synthetic(image_size=8, num_classes=3, num_examples=21)
 
 
-def evaluator():
-  data = Data(SOURCE, 8)
-  mesh = sharding.make_mesh()
-  return Representation(MODEL, preprocess=Normalize(), mesh=mesh, data=data)
+def evaluator(make=Representation, model=MODEL, **options):
+  given = {'data': Data(SOURCE, 8), 'mesh': sharding.make_mesh()}
+  return make(model=model, preprocess=Normalize(), **given, **options)
 
 
 @pytest.fixture(scope='module')
@@ -58,6 +61,27 @@ def test_each_example_counts_once_and_collapse_is_said(params, capsys):
   assert 'has collapsed: all images' in capsys.readouterr().out
 
 
+def test_features_that_are_not_finite_have_no_metrics(params):
+  watch = evaluator()
+  flat = tree.flatten(params)
+  flat['embedding/bias'] = np.full_like(flat['embedding/bias'], np.inf)
+  huge = tree.unflatten(flat)
+  wanted = dict.fromkeys(('rank', 'spread', 'norm', 'norm_std'), np.nan)
+  np.testing.assert_equal(watch.run(huge), wanted | {'num_examples': 21})
+  assert watch.pictures(huge) == {}
+
+
+def test_other_features(params):
+  """Of one vector for each patch, the mean is described."""
+  images = np.stack([SOURCE[i]['image'] for i in range(21)])
+  out = MODEL.apply({'params': params}, Normalize()(images), method='features')
+  wanted = describe(out['patches'].mean(axis=1)) | {'num_examples': 21}
+  watch = evaluator(
+    functools.partial(all_set, Representation), features='patches'
+  )
+  assert watch.run(params) == pytest.approx(wanted, rel=1e-4)
+
+
 def test_pictures(params, tmp_path):
   watch = evaluator()
   watch.run(params)
@@ -79,3 +103,13 @@ def test_pictures(params, tmp_path):
     'sheet-1-pca-of-patches.png',
     'sheet-2-an-image-and-its-nearest-ones.png',
   ]
+
+
+def test_models_without_maps_of_patches(capsys):
+  model = resnet.ResNet(stages=(1,), width_factor=1, num_classes=0)
+  params = tree.unflatten(tiny.normal_params(model, (8, 8, 3)))
+  watch = evaluator(model=model)
+  assert watch.run(params)['rank'] > 1
+  assert [*watch.pictures(params)] == ['An image and its nearest ones']
+  said = 'No picture of patches: the model is not a ViT.'
+  assert said in capsys.readouterr().out

@@ -9,6 +9,7 @@ import pytest
 from vit_jax import config as configs
 from vit_jax.runs import workdirs
 from vit_jax.runs.metrics import NonFiniteError, Writer, read_records
+from vit_jax.types import UserError
 
 CALLS = []
 SEEN = {}
@@ -25,7 +26,7 @@ def fake_run(
   dry_run=False,
   **others,
 ):
-  """Stand in for train(): leave two records of an accuracy."""
+  """Stand in for train(): leave two records of an accuracy, and a later one."""
   CALLS.append(name)
   if dry_run:
     return
@@ -35,7 +36,8 @@ def fake_run(
   writer = Writer(workdir)
   workdirs.record_start(workdir, workdirs.basis_of(provenance.entries))
   writer.write(1, {'test/accuracy': 0.0})
-  writer.write(2, {'test/accuracy': value, 'test/loss': 1.0})
+  writer.write(2, {'test/accuracy': value})
+  writer.write(3, {'test/loss': 1.0})
   writer.close()
   if diverges:
     raise NonFiniteError('loss=nan in step 2')
@@ -143,21 +145,28 @@ def test_runs_get_the_writers_and_the_presets_of_the_study(tmp_path):
   assert 'runs.b_seed0.value' in shown and 'b_seed0' in shown
 
 
-def test_done_runs_are_skipped_and_failed_ones_repeated(tmp_path):
+def test_done_runs_are_skipped_and_failed_ones_repeated(tmp_path, capsys):
   config = make_config()
   config.runs.b_seed0.fails = True
   with pytest.raises(RuntimeError, match='out of memory'):
     study(config, tmp_path)
   assert CALLS == ['pretrain', 'b_seed0']
-  assert json.loads((tmp_path / 'pretrain' / 'done.json').read_text())
+  file = tmp_path / 'pretrain' / 'done.json'
+  assert json.loads(file.read_text())['seconds'] < 3600
+  file.write_text('{"seconds": 3600}')
   CALLS.clear()
   del config.runs.b_seed0.fails
   assert study(config, tmp_path) is not None
   assert CALLS == ['b_seed0', 'a_seed1']
+  assert '1 done | study eta 2:00:00' in capsys.readouterr().out  # two to do
   CALLS.clear()
   assert study(config, tmp_path) is not None  # the report alone
   assert CALLS == []
-  assert len(read_records(tmp_path / 'pretrain')) == 2
+  assert len(read_records(tmp_path / 'pretrain')) == 3
+  for text in ('', '[]', '{"diverged": 1}', '{"seconds": null}'):
+    file.write_text(text)
+    with pytest.raises(UserError, match=r'pretrain/done.json is damaged\. Del'):
+      study(config, tmp_path)
 
 
 def test_a_member_does_one_run(tmp_path, capsys):

@@ -62,11 +62,17 @@ CONFIG = {'run': 'vit_jax.train.train', 'seed': 1, 'note': NASTY}
 PRESET = {
   'config': 'configs/x.py:tiny,folder,resize,adam,epochs=60,held_out=25',
   'about': 'Train x.',
-  'changed': {'seed': [0, 1], 'mesh.fsdp': [None, 8]},
+  'changed': {
+    **{'seed': [0, 1], 'mesh.fsdp': [None, 8], 'evals.val.seed': [0, 1]},
+    'model.mlp.target': ['a.B', 'a.C'],
+  },
   'defaults': {'config.accum_steps': '1'},
 }
 ENVIRONMENT = {
-  'argv': ['/a/vit_jax/main.py', '--config=configs/x.py:tiny', NASTY],
+  'argv': [
+    *('/a/vit_jax/main.py', '--config=configs/x.py:tiny', NASTY),
+    *('--config.seed=1', '-config.model.mlp=dict', '--config.mesh.fsdp=8'),
+  ],
   'git_commit': 'abc+dirty',
   'devices': ['cpu:0'],
   'device_kind': 'cpu',
@@ -147,6 +153,7 @@ def test_a_run(folder):
     '8 examples are misclassified',
   ):
     assert expected in said, expected
+  assert 'model.mlp.target' in said and 'evals.val.seed' not in said  # typed
   # Rows 1, 2, 4, 5, ... are wrong; large images are JPEGs.
   assert shown.count('image/jpeg;') == shown.count('image/png;') - 1 == 4
   assert 'alt="confusion matrix of val"' in shown
@@ -168,8 +175,10 @@ def test_a_study(folder):
     assert expected in said, expected
   assert 'image/png;' in shown and 'href="third/report.html"' in shown
   assert 'href="fourth' not in shown
+  assert 'evals.val.seed 0 1' in said  # without a command: all that changed
   said = text_of(folder / 'second' / 'report.html')
   assert '· diverged ·' in said and 'loss=nan' in said
+  assert 'last interval' not in said and 'loss nan' in said
 
 
 def test_the_last_lines_of_a_command(tmp_path):
@@ -178,7 +187,15 @@ def test_the_last_lines_of_a_command(tmp_path):
   image.touch()
   source = {'path': f'{tmp_path}/my images', 'split': 'train[:90%]'}
   config = CONFIG | {'objective': {}, 'data': {'source': source}}
-  run = write_run(tmp_path / 'run', training(), config=config, preset=PRESET)
+  model = {'target': 'mine.Vit', 'embedding': {'target': 'vit_jax.models.x.Y'}}
+  run = write_run(
+    tmp_path / 'run',
+    training(),
+    config=config,
+    preset=PRESET,
+    model={'model': model, 'transforms': [{'target': 'more.crops.Crop'}]},
+  )
+  trust = '--trust=mine --trust=more'
   caution = (
     'A tiny preset shows that everything runs: its numbers mean nothing.'
   )
@@ -186,9 +203,9 @@ def test_the_last_lines_of_a_command(tmp_path):
   assert page.closing(run).splitlines() == [
     caution,
     'Next:',
-    f"  python -m vit_jax.tools.predict --weights={run} '{image}'",
-    f'  python -m vit_jax.tools.look --weights={run} --output={run}/look '
-    f"'{image}'",
+    f"  python -m vit_jax.tools.predict --weights={run} {trust} '{image}'",
+    f'  python -m vit_jax.tools.look --weights={run} {trust} '
+    f"--output={run}/look '{image}'",
     f'Report: {run}/report.html',
   ]
   assert caution in (run / 'report.html').read_text()

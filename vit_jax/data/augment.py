@@ -239,8 +239,8 @@ class TimmRandAugment(_OfPictures):
     increasing: larger magnitudes are stronger for all operations. If False,
       they are as in RandAugment.
     max_magnitude: magnitudes are clipped to 0 and this.
-    interpolation: of Rotate, Shear and Translate; 'random' draws 'bilinear' or
-      'bicubic' each time, as timm's training does by default.
+    interpolation: method for Rotate, Shear and Translate; 'random' draws
+      'bilinear' or 'bicubic' each time, as timm's training does by default.
     fill: timm's training takes the mean that normalizes the images:
       (124, 116, 104) for ImageNet's.
   """
@@ -400,10 +400,10 @@ class RandomErasing:
   [0, 255]: with the default mean and deviation, about 4% of it.
 
   Attributes:
-    probability: that an image is changed.
+    probability: probability that an image is changed.
     area: bounds of the fraction of the image that is erased; uniform.
     ratio: bounds of the height / width of the box; log-uniform.
-    mean, std: of the noise, in levels, for each channel; default: ImageNet's.
+    mean, std: noise levels for each channel; default: ImageNet's.
   """
 
   probability: Fraction = 0.25

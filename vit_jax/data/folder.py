@@ -1,20 +1,22 @@
 """A folder of images, local or at a URL that epath opens (gs://, s3://)."""
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from absl import logging
 from etils import epath
 
 from vit_jax.data import image_files, tables
+from vit_jax.io import terminal
 from vit_jax.types import MACHINE, PathLike, UserError
 
 # Names of folders that are splits, not classes, in lower case.
 _SPLITS = {'train', 'training', 'val', 'valid', 'validation', 'dev'}
 _SPLITS |= {'test', 'testing', 'eval'}
 _MOST_CHECKED = 50_000  # files, in a few seconds
+_say_once = functools.cache(terminal.say)  # evaluators read the same folder
 
 
 class Folder:
@@ -76,7 +78,7 @@ class Folder:
     return {'image': image, 'label': int(self._labels[index])}
 
   def check_files(self, remedy: str) -> None:
-    """Raise UserError that names visibly broken files, if they are local."""
+    """Raise UnreadableError with visibly broken files, if they are local."""
     if '://' not in os.fspath(self._base) and len(self) <= _MOST_CHECKED:
       image_files.check(tuple(map(self.describe, range(len(self)))), remedy)
 
@@ -112,9 +114,11 @@ def _from_folders(root, split, names):
 
 
 def _folders(path):
-  """Return the sorted names of the visible sub-folders."""
-  names = [x.name for x in path.iterdir() if x.is_dir()]
-  return sorted(x for x in names if not x.startswith('.'))
+  """Return the sorted names of the visible sub-folders, without loops."""
+  real = os.path.realpath
+  here = epath.Path(real(path))
+  found = (x for x in path.iterdir() if x.is_dir() and x.name[0] != '.')
+  return sorted(x.name for x in found if not here.is_relative_to(real(x)))
 
 
 def _images(base, nested=True):
@@ -122,18 +126,18 @@ def _images(base, nested=True):
   files = image_files.walk(os.fspath(base))
   inside = (x for x in files if '/' in x or not nested)
   found = sorted(filter(image_files.is_image, inside))
-  others = len(files) - len(found)
+  others = sorted({*files}.difference(found))
   where = ' in class sub-folders' if nested else ''
   if not found:
     raise UserError(
-      f'{base} has no images{where}, and {others} other files. Expected '
+      f'{base} has no images{where}, and {len(others)} other files. Expected '
       f'{base}/{"CLASS/" if nested else ""}IMAGE with an ending of '
       f'{", ".join(image_files.ENDINGS)}.'
     )
   if others:
-    logging.warning(
-      f'Folder {base}: {len(found)} images. Ignored {others} files that are not'
-      f' images{where}.'
+    _say_once(
+      f'{base}: ignored files that are not images{where} ({len(others)}): '
+      f'{", ".join(others[:5])}{", ..." * (len(others) > 5)}'
     )
   return found
 

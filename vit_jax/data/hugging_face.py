@@ -29,7 +29,7 @@ class HuggingFace:
       '/data/train-*.tar', whose only split is 'train'.
     split: 'train', 'train[:90%]' (consecutive examples), 'train+validation'.
       Data that `save_to_disk` has written has no slices and sums.
-    config: of a data set that has several.
+    config: name of the configuration, for a data set that has several.
     image_key: column of the image; default: the only column of images.
     label_key: column of the label: a ClassLabel, ints, texts, or lists of K
       numbers; default: 'label', or 'cls' of a WebDataset.
@@ -56,7 +56,10 @@ class HuggingFace:
     self.channels, self.exif = channels, exif
     self._where = f'{os.fspath(name)} {split}'
     name = os.path.expanduser(name)
-    data = _load(name, split, config)
+    try:
+      data = _load(name, split, config)
+    except (OSError, ValueError) as e:  # of the package, the hub or a network
+      raise UserError(f'{self._where} cannot be read: {e}') from e
     folder = os.path.dirname(name) if name.endswith(FILES) else name
     roots = folder, datasets.config.HF_DATASETS_CACHE, hub.HF_HUB_CACHE
     self._roots = tuple(os.path.abspath(x) + os.sep for x in roots)

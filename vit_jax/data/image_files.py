@@ -31,8 +31,15 @@ def walk(folder: str) -> list[str]:
     fs, folder = fsspec.core.url_to_fs(folder)
     paths = fs.find(folder)
   else:
-    tops = os.walk(folder, followlinks=True)
-    paths = [os.path.join(top, x) for top, _, names in tops for x in names]
+    tops, paths = [folder], []
+    seen = {*map(str, epath.Path(os.path.realpath(folder)).parents)}
+    for first in tops:  # each folder once; links last, so it keeps its own path
+      for top, folders, names in os.walk(first):
+        is_new = (real := os.path.realpath(top)) not in seen
+        folders[:] = sorted(x for x in folders if is_new and x[0] != '.')
+        paths += [os.path.join(top, x) for x in names if is_new]
+        tops += filter(os.path.islink, (os.path.join(top, x) for x in folders))
+        seen.add(real)
   start = len(os.path.join(folder, ''))
   relative = (path[start:] for path in paths)
   return [path for path in relative if '/.' not in f'/{path}']
@@ -70,7 +77,7 @@ def _images(path):
 
 @functools.cache  # of what raises nothing: evaluators read the same folder
 def check(paths: tuple[str, ...], remedy: str) -> None:
-  """Raise UserError that names local files that are not whole images.
+  """Raise UnreadableError with the local files that are not whole images.
 
   Only headers are read, and the JPEGs and PNGs that do not end like one.
   """
@@ -91,8 +98,8 @@ def check(paths: tuple[str, ...], remedy: str) -> None:
     errors = list(filter(None, pool.map(error, paths)))
   if errors:
     shown = '\n  '.join(errors[:10] + ['...'][: len(errors) // 11])
-    count = f'{len(errors)} of {len(paths)}'
-    raise UserError(f'{count} images cannot be read:\n  {shown}\n{remedy}')
+    text = f'{len(errors)} of {len(paths)} images cannot be read:\n  {shown}'
+    raise images.UnreadableError(f'{text}\n{remedy}')
 
 
 def read(path: PathLike) -> bytes:

@@ -95,7 +95,7 @@ class Encoded:
   Attributes:
     shape: (H, W, channels) of the image.
     is_turned: whether the EXIF orientation changes the image.
-    seconds: spent on decoding so far.
+    seconds: time spent on decoding so far.
   """
 
   def __init__(

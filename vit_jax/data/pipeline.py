@@ -60,9 +60,8 @@ PARTS = ('reading', 'decoding', 'transforming')
 _CORES_PER_PROCESS = 8
 _CHUNK = 32  # most examples that a thread reads as one task
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
-_REMEDY = (
-  'Repair or remove what cannot be read, or leave it out: '
-  '--config.data.on_error=skip --config.evals.NAME.data.on_error=skip'
+_REMEDY = (  # and `main` adds the flags
+  "Repair or remove what cannot be read, or leave it out with on_error='skip'"
 )
 _NAMED = 10  # most skipped examples that are named
 
@@ -77,7 +76,7 @@ class Data:
     transforms: functions t(image, rng), applied in this order.
     image_size: int or (H, W); a size in `transforms` that is a float is a
       multiple of it. Sizes in pixels do not depend on it.
-    interpolation: of all `transforms` that interpolate; None: as they say.
+    interpolation: method for all `transforms` that interpolate; None: theirs.
     num_workers: number of reading processes, for sources and transforms that
       hold the GIL; 0: threads only. None: 0 on up to 16 cores, then one for
       each 8 cores.
@@ -87,7 +86,7 @@ class Data:
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
-    order: in which training visits the examples, see order.py.
+    order: order in which training visits the examples, see order.py.
     max_image_bytes: limit on H * W * channels of an image file. A larger image
       is an unreadable example.
   """
@@ -125,7 +124,7 @@ class Data:
     """Return the first readable example, transformed, as in a batch.
 
     Raises:
-      UserError: with on_error='raise', names visibly broken files of a folder.
+      UnreadableError: with on_error='raise', names broken files of a folder.
     """
     check = getattr(self.source, 'check_files', None)
     if check and self.on_error == 'raise':
@@ -160,7 +159,7 @@ class Data:
     """Return an endless iterator over training batches.
 
     Args:
-      seed: of order and augmentation, 0 to 2**64 - 1.
+      seed: seed for order and augmentation, 0 to 2**64 - 1.
       start, skipped: `.position` and `.skipped` of an iterator to continue.
       process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
@@ -395,7 +394,7 @@ class TrainBatches(Iterator[Batch]):
   """Iterator over batches.
 
   Attributes:
-    position: of the first example of the next batch.
+    position: position of the first example of the next batch.
     skipped: indices of the unreadable examples so far.
     spent: {part of PARTS: seconds}, over all threads and processes so far.
   """

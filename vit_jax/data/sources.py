@@ -45,10 +45,10 @@ def open_source(
   Args:
     split: a split, if it is not in the name, and a slice in shuffled order, see
       `views.Slice`: 'train[:90%]', or '[:90%]' of all.
-    stratified: of the slice.
-    csv, image_key, label_key, channels, exif: of the source.
-    class_names: of the source, or a file with one name per line.
-    classes: False: of a folder, whose images can be anywhere in it.
+    stratified: whether the slice takes the same fraction of each class.
+    csv, image_key, label_key, channels, exif: passed to the source.
+    class_names: list of names, or a file with one name per line.
+    classes: False: a folder without labels, with images anywhere below it.
   """
   kind, name = _kind_and_name(os.fspath(path))
   start, bracket, rest = (split or '').partition('[')

@@ -39,7 +39,7 @@ def encode(
     where: what has the labels; it begins error messages.
     values: ints, class names, or lists of K numbers, one for each class. Texts
       that are digits are ints, unless `names` has them.
-    names: of the classes; default: the sorted names, None if all are ints.
+    names: class names; default: the sorted names, None if all are ints.
   """
   names = None if names is None else list(names)
   if any(isinstance(value, str) for value in values):

@@ -23,7 +23,7 @@ class Tar:
   Iteration yields (path, {'image': bytes, 'label': int}).
 
   Args:
-    path: of the file, local or a URL.
+    path: local path or URL of the file.
     classes: {file name: name of its class}.
     exif: see pipeline.py.
   """

@@ -25,9 +25,9 @@ class Tfds:
   feature; they are None for other labels.
 
   Attributes:
-    name: of TFDS: 'cifar10', 'my_set/config:1.2.0'; or a folder with
-      dataset_info.json, a path or a URL.
-    split: of TFDS, with slices and sums: 'train[:800]+validation[:200]'.
+    name: TFDS name, such as 'cifar10' or 'my_set/config:1.2.0'; or the path or
+      URL of a folder with dataset_info.json.
+    split: TFDS split, with slices and sums: 'train[:800]+validation[:200]'.
     data_dir: folder of the data sets; default: TFDS's own.
     image_key, label_key: features with the image and the label.
     label_fn: computes the label, an int or a float vector [K], from the value

@@ -217,7 +217,8 @@ def _box_tf(height, width, area, ratio, rng):
     elif h * w > most:
       h, w = h - 1, round((h - 1) * aspect)
     if 0 < h <= height and 0 < w <= width and least <= h * w <= most:
-      y, x = rng.integers(height - h + 1), rng.integers(width - w + 1)
+      # TensorFlow never draws the last offset, unless it is the only one.
+      y, x = (rng.integers(max(1, room)) for room in (height - h, width - w))
       return int(y), int(x), h, w
   return 0, 0, height, width
 

@@ -65,7 +65,7 @@ class Classification(SplitEvaluator):
       WordNet ids and words.
     flip: whether to average the probabilities of each image and its mirror
       image.
-    class_names: of the data, to compare with the names of the model; or None.
+    class_names: names in the data, to compare with those of the model, or None.
     predictions: the Predictions of the last run, None before it.
   """
 

@@ -59,7 +59,7 @@ def make(
       if check := getattr(made[name], 'check', None):
         check(abstract_params)
     except UserError as error:
-      raise UserError(f'evals.{name}: {error}') from error
+      raise type(error)(f'evals.{name}: {error}') from error
   return made
 
 

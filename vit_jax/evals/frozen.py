@@ -111,12 +111,17 @@ class Frozen:
 
     'mean/{readout}/{metric}' is the mean over several data sets.
     """
-    found, values = {}, collections.defaultdict(list)
+    found: dict[str, float] = {}
+    values = collections.defaultdict(list)
     for name, data in self.data.items():
       splits = {}
       for split in data:
         columns = self._collectors[name, split](params)
         splits[split] = Split(columns['x'], columns['label'])
+      if not all(np.isfinite(x.x).all() for x in splits.values()):
+        broken = f'{name}/', 'mean/'
+        found |= {k: np.nan for k in self.metrics if k.startswith(broken)}
+        continue
       for key, readout in self.readouts.items():
         for metric, value in readout(**splits).items():
           found[f'{name}/{key}/{metric}'] = value

@@ -13,6 +13,7 @@ from vit_jax.data.views import View
 from vit_jax.evals.collect import COUNTS, SplitEvaluator
 from vit_jax.evals.knn import neighbours
 from vit_jax.io import terminal
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import ACCOUNT, Batch, Kind, Kinds, Params
 
 _PATCHES, _QUERIES, _NEAREST = 8, 10, 6  # images in the pictures
@@ -69,9 +70,15 @@ class Representation(SplitEvaluator):
     `params` are those of the last run, whose features are used.
     """
     x, index = self._columns['x'], self._columns['index']
+    if not np.isfinite(x).all():
+      return {}
     # The nearest image of each is itself.
     _, rows = neighbours(x, x[:_QUERIES], min(len(x), 1 + _NEAREST))
     near = [self._images(index[row]) for row in rows]
+    found = {'An image and its nearest ones': near}
+    if not isinstance(self.model, VisionTransformer):
+      terminal.say('No picture of patches: the model is not a ViT.')
+      return found
     images = self._images(index[:_PATCHES])
     fn = functools.partial(self._features, maps=(-1,), per_layer=False)
     maps = jax.device_get(jax.jit(fn)(params, images)['map_-1'])
@@ -81,10 +88,7 @@ class Representation(SplitEvaluator):
       (image, embeddings.enlarge(colours, image.shape))
       for image, colours in zip(images, embeddings.colours(components))
     ]
-    return {
-      f'PCA of patches ({percent} of the variance)': patches,
-      'An image and its nearest ones': near,
-    }
+    return {f'PCA of patches ({percent} of the variance)': patches, **found}
 
   def _images(self, index):
     """Return the examples with these numbers, as the model gets them."""
@@ -97,7 +101,7 @@ class Representation(SplitEvaluator):
 
 
 def describe(x: np.ndarray) -> dict[str, Any]:
-  """Return the metrics of vectors [N, D].
+  """Return the metrics of vectors [N, D], NaN if any number is NaN or Inf.
 
   rank: RankMe, exp of the entropy of the singular values (Garrido et al., 2023;
     from memory): from 1 to the smaller of N and D.
@@ -106,6 +110,8 @@ def describe(x: np.ndarray) -> dict[str, Any]:
   norm, norm_std: mean and standard deviation of the lengths.
   """
   x = np.asarray(x, np.float64)
+  if not np.isfinite(x).all():
+    return dict.fromkeys(('rank', 'spread', 'norm', 'norm_std'), np.nan)
   singular = np.linalg.svd(x, compute_uv=False)
   shares = singular / max(singular.sum(), 1e-30) + 1e-7
   norms = np.linalg.norm(x, axis=1)

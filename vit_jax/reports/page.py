@@ -72,7 +72,10 @@ def closing(workdir: PathLike) -> str:
   found = Workdir(workdir)
   lines = [found.caution] * bool(found.caution)
   if found.kind == 'train':
-    weights = shlex.quote(f'--weights={workdir}')
+    names = (x for k, x in configs.walk(found.model) if k.endswith('target'))
+    packages = {str(x).split('.')[0] for x in names} - {'vit_jax'}
+    trust = (f'--trust={x}' for x in sorted(packages))
+    weights = shlex.join([f'--weights={workdir}', *trust])
     output = shlex.quote(f'--output={workdir}/look')
     image = _an_image(found.config)
     lines.append('Next:')
@@ -190,13 +193,15 @@ def _setup(found):
   argv = [str(x) for x in environment.pop('argv', [])]
   if argv and argv[0].endswith('vit_jax/main.py'):
     argv[:1] = ['python', '-m', 'vit_jax.main']
-  changed = found.preset.get('changed', {})
+  names = tuple(re.sub(r'(?s)^-+config\.|=.*', '', x) + '.' for x in argv)
+  changed = found.preset.get('changed', {})  # also what refers to another key
+  typed = [k for k in changed if f'{k}.'.startswith(names)] or changed
   return {
     'command': shlex.join(argv),
     'environment': _as_json(configs.walk(environment)),
     'config': _as_json(sorted(configs.walk(found.config))),
     'preset': found.preset.get('config'),
-    'changed': _as_json((key, *x) for key, x in sorted(changed.items())),
+    'changed': _as_json((key, *changed[key]) for key in sorted(typed)),
     'defaults': _as_json(found.preset.get('defaults', {}).items()),
   }
 

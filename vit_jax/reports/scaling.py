@@ -30,7 +30,7 @@ class Scaling:
       True); `ticks`, {x: text}; `relative_to`, what `Results.find` takes: x is
       divided by it; `correlate`, whether the rank correlation of x and y
       (Spearman's) is shown, of each line and of all.
-    title, name: of the table and of NAME.png, NAME.md and NAME.json.
+    title, name: title of the table; base name of the .png, .md and .json files.
     intervals: whether bars are 95% intervals of the mean, else one std.
   """
 

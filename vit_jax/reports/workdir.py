@@ -27,9 +27,9 @@ class Workdir:
   def __init__(self, path: PathLike) -> None:
     self.path = epath.Path(path)
     self.name = self.path.name or str(self.path)
-    self.config, self.preset, self.environment, self.done = (
+    self.config, self.model, self.preset, self.environment, self.done = (
       json.loads(file.read_text()) if file.exists() else {}
-      for name in ('config', 'preset', 'environment', 'done')
+      for name in ('config', 'model', 'preset', 'environment', 'done')
       for file in [self.path / f'{name}.json']
     )
     self.records = read_records(self.path)

@@ -51,15 +51,14 @@ def use(
 ) -> dict[str, Any]:
   """Return the arguments `preprocess` and `transforms` of Weights.
 
-  `torchvision` says whether sides and offsets are rounded as it does. If there
-  are as many means as other channels, their average is used.
+  Sides are rounded down. `torchvision` says whether offsets are rounded as it
+  does. If there are as many means as other channels, their average is used.
   """
   height, width, channels = image_shape
   method, smooth = choose(_INTERPOLATIONS, interpolation, 'interpolation')
   resize: Any = Resize(large, method, smooth)
   if isinstance(large, int):
-    rounding: Any = 'down' if torchvision else 'nearest'
-    resize = ResizeSmall(large, method, smooth, rounding)
+    resize = ResizeSmall(large, method, smooth, 'down')
   crop = CentralCrop((height, width), 'even' if torchvision else 'down')
 
   def scaled(values):
