@@ -8,6 +8,7 @@ import importlib
 import json
 import pathlib
 import re
+import shlex
 import sys
 
 import cv2
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from vit_jax import config, pretrained, tree
+from vit_jax.reports import page
 from vit_jax.runs import metrics
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
@@ -380,7 +382,10 @@ def test_tools_ask_for_trust(run, folder):
 def test_predict(run, folder, capsys):
   _, workdir, _ = run
   images = folder / 'dark.png', folder / 'light.png'
-  given = f'--weights={workdir}', '--trust=mine'
+  lines = page.closing(workdir).splitlines()
+  _, command = next(x for x in lines if 'tools.predict' in x).split('predict ')
+  given = shlex.split(command)[:-1]  # without the image
+  assert given == [f'--weights={workdir}', '--trust=mine']
   assert call(predict, *given, *images) == 0
   rows = capsys.readouterr().out.splitlines()
   assert len(rows) == 1 + 2 * 2  # a heading, two images, two classes
@@ -440,10 +445,24 @@ def test_weights_format(folder):
   jax.tree.map(np.testing.assert_array_equal, written, arrays)
 
 
-def test_every_row_of_the_table_is_tested():
+def test_every_key_of_the_table_is_in_the_config(folder):
+  """There it names a part of the package, which the tests above use."""
   table = TABLE.split('## Adding something')[1].split('\n## ')[0]
-  assert re.findall(r'^\| ([a-z ]+) \|', table, re.M) == [
-    *('new', 'model', 'data set', 'transform', 'evaluator', 'objective'),
-    *('optimizer', 'position embedding', 'pooling', 'weights format'),
-    *('parallelism', 'writer'),
+  rows = dict(re.findall(r'^\| ([a-z ]+) \|.*\| (.*) \|$', table, re.M)[1:])
+  assert rows.pop('weights format').startswith('none: ')
+  assert rows.pop('parallelism') == '`sharding`, `mesh`'  # when it is resumed
+  configs = [
+    json.loads(config.load(f'{folder}/my_config.py:{model}').to_json())
+    for model in ('net', 'vit')
   ]
+  for row, where in rows.items():
+    (key,) = re.findall('`(.*?)`', where)
+    found = configs
+    for name in key.split('.'):
+      found = [
+        inner
+        for x in found
+        for part, inner in x.items()
+        if name in (part, 'NAME')
+      ]
+    assert 'mine.' in json.dumps(found), f'{row}: nothing at {key}'

@@ -87,7 +87,6 @@ def fit(
   """Return (Weights, report) for another use.
 
   Args:
-    weights: Weights.
     image_size: int or (H, W); position tables are resized, and sizes in the
       transforms change in proportion.
     num_classes: None: the head of the weights. Another number: a new head of

@@ -5,6 +5,10 @@ import dataclasses
 import io
 import json
 import logging
+import os
+import re
+import resource
+import shutil
 
 import jax
 import numpy as np
@@ -144,6 +148,64 @@ def test_features_file(file, expected, gallery, paths, tmp_path, capsys, bad):
   assert '1 of 12 skipped:\n' in capsys.readouterr().err
   with np.load(features) as found:
     assert found['features'].shape == (11, 7, 32)
+
+
+@pytest.mark.parametrize(
+  'target, reason',
+  [
+    ('missing/f.npz', 'No such file'),
+    ('a.npz/f.npz', 'Not a directory'),
+    ('folder.npz', 'no .npz or .parquet file'),
+    ('f.txt', 'no .npz or .parquet file'),
+    ('full.npz', 'File too large'),
+  ],
+)
+def test_targets_are_checked_first(tmp_path, capsys, target, reason):
+  (tmp_path / 'folder.npz').mkdir()
+  (tmp_path / 'a.npz').write_bytes(b'older')
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  if target == 'full.npz':  # as on a full disk: an empty file only
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+  try:
+    status = call('--weights=none', f'--features={tmp_path}/{target}', 'none')
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  said = capsys.readouterr().err
+  assert (status, 'tmp_' in said) == (2, False)
+  assert target in said and reason in said
+  assert sorted(os.listdir(tmp_path)) == ['a.npz', 'folder.npz']
+  assert (tmp_path / 'a.npz').read_bytes() == b'older'
+
+
+@pytest.mark.parametrize('ending', ['npz', 'parquet'])
+def test_features_outlive_their_folder(
+  file, paths, tmp_path, monkeypatch, ending
+):
+  monkeypatch.setattr(tool.tempfile, 'tempdir', str(tmp_path))
+  folder = tmp_path / 'gone'
+  folder.mkdir()
+
+  def remove(*args, **options):
+    shutil.rmtree(folder)
+    return predict(*args, **options)
+
+  monkeypatch.setattr(tool, 'predict', remove)
+  said = call(f'--weights={file}', f'--features={folder}/f.{ending}', *paths)
+  spare = re.search(r'The features are in (.*)\.$', said)[1]
+  with np.load(spare) as found:
+    assert found['paths'].tolist() == paths
+    assert found['features'].shape == (11, 32)
+
+
+def test_names_that_are_not_utf8(file, paths, tmp_path):
+  image = os.fsdecode(os.fsencode(tmp_path) + b'/\xff.png')
+  shutil.copy(paths[0], image)
+  for ending in ('npz', 'parquet'):
+    target = f'--features={tmp_path}/f.{ending}'
+    assert call(f'--weights={file}', target, image) == 0
+  assert np.load(tmp_path / 'f.npz')['paths'].tolist() == [image]
+  found = pyarrow.parquet.read_table(tmp_path / 'f.parquet')
+  assert found['path'].to_pylist() == [f'{tmp_path}/\\udcff.png']
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Pictures that the project draws itself."""
 
 import numpy as np
+import pytest
 
 from vit_jax.data import images
 from vit_jax.data.folder import Folder
@@ -18,3 +19,10 @@ def test_samples_are_a_folder_of_classes(tmp_path):
   assert len({x.shape for x in first}) == 4  # sizes
   again = samples.draw('checks', np.random.default_rng([0, 2]))
   np.testing.assert_array_equal(first[2], again)  # a PNG: 02.png
+
+
+def test_a_file_is_no_folder(tmp_path):
+  (tmp_path / 'file').write_bytes(b'mine')
+  with pytest.raises(SystemExit, match=r"Not a directory: '.*/file/checks'"):
+    samples.main([f'{tmp_path}/file'])
+  assert (tmp_path / 'file').read_bytes() == b'mine'

@@ -51,7 +51,7 @@ def read_json(path: PathLike) -> dict[str, Any]:
   """
   try:
     found = json.loads(epath.Path(path).read_bytes())
-  except (OSError, ValueError) as e:
+  except (OSError, ValueError, RecursionError) as e:
     raise UserError(f'{path} cannot be read as JSON: {e}.') from e
   if not isinstance(found, dict):
     raise UserError(f'{path} has a {type(found).__name__}, not {{...}}.')

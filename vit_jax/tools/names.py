@@ -3,6 +3,7 @@ r"""List models and published weights by name, or summarise one model.
 python -m vit_jax.tools.names                       all listed names
 python -m vit_jax.tools.names 'patch16*384'         those with this text
 python -m vit_jax.tools.names dinov3                published weights
+python -m vit_jax.tools.names refused               timm's unsupported ViTs
 python -m vit_jax.tools.names ViT-B/16 --summary    modules of a model
 """
 
@@ -39,7 +40,9 @@ def table(text: str) -> str:
     if any(pattern.match(x) for x in (name, *others))
   ]
   ours = '\n'.join(['name            also (in timm)', *rows]) if rows else ''
-  found = '\n\n'.join(filter(None, (ours, published.table(text))))
+  refused = (f'Refused: {x}: {why}' for x, why in published.REFUSED.items())
+  refused = '\n'.join(x for x in refused if text.lower() in x.lower())
+  found = '\n\n'.join(filter(None, (ours, published.table(text), refused)))
   if not found:
     raise UserError(f'No name contains {text!r}.')
   return found

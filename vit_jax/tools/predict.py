@@ -21,6 +21,7 @@ import itertools
 import pathlib
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -187,18 +188,17 @@ def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
 
 
 def write_parquet(path: PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-  """Write a dict of arrays [N, ...] as columns; rows are nested lists."""
+  """Write the columns 'path', escaped UTF-8, and 'features', nested lists."""
   import pyarrow  # of the extra 'huggingface'
   import pyarrow.parquet
 
-  columns = {}
-  for name, array in arrays.items():
-    column = pyarrow.array(array.ravel())
-    for dim in array.shape[:0:-1]:
-      column = pyarrow.FixedSizeListArray.from_arrays(column, dim)
-    columns[name] = column
+  names = pyarrow.array(map(terminal.printable, arrays['paths']), 'string')
+  column = pyarrow.array(arrays['features'].ravel())
+  for dim in arrays['features'].shape[:0:-1]:
+    column = pyarrow.FixedSizeListArray.from_arrays(column, dim)
+  table = pyarrow.table({'path': names, 'features': column})
   file = io.BytesIO()
-  pyarrow.parquet.write_table(pyarrow.table(columns), file)
+  pyarrow.parquet.write_table(table, file)
   write_atomically(path, file.getvalue())
 
 
@@ -245,8 +245,13 @@ def parser() -> argparse.ArgumentParser:
 
 def _features_file(text):
   path = pathlib.Path(text).expanduser()
-  if path.suffix not in ('.npz', '.parquet'):
-    raise argparse.ArgumentTypeError(f'{text!r} ends in neither of these.')
+  if path.suffix not in ('.npz', '.parquet') or path.is_dir():
+    raise argparse.ArgumentTypeError(f'{text!r} is no .npz or .parquet file')
+  try:
+    with tempfile.TemporaryFile(dir=path.parent) as file:
+      file.write(bytes(4096))  # a full disk takes an empty file
+  except OSError as e:
+    raise argparse.ArgumentTypeError(f'{text!r}: {e.strerror}') from e
   return path
 
 
@@ -261,13 +266,17 @@ def _run(args):
     found = list(results)
     names = np.array([x['path'] for x in found], str)
     features = np.array([x['features'] for x in found])
-    if args.features.suffix == '.npz':
-      write_arrays(args.features, {'paths': names, 'features': features})
-    else:
-      write_parquet(args.features, {'path': names, 'features': features})
+    arrays = {'paths': names, 'features': features}
+    write = write_arrays if args.features.suffix == '.npz' else write_parquet
+    try:
+      write(args.features, arrays)
+    except Exception as e:  # keep what took long to compute
+      spare = f'{tempfile.mkdtemp()}/features.npz'
+      write_arrays(spare, arrays)
+      raise UserError(f'--features: {e}. The features are in {spare}.') from e
   else:
-    write = write_table if sys.stdout.isatty() else write_csv
-    write(ranked(results, weights.class_names, args.top_k))
+    show = write_table if sys.stdout.isatty() else write_csv
+    show(ranked(results, weights.class_names, args.top_k))
   return exit_status(skipped, len(paths))
 
 

@@ -121,9 +121,9 @@ def write(
   """Write a TFDS data set, and return its folder.
 
   Args:
-    folder: a new one.
-    sources: by split. A source has len() and [i], or is an iterable of (file
-      name, example). An example is {'image': bytes or array, 'label': int}.
+    folder: new folder for the data set.
+    sources: {split: source}. A source has len() and [i], or is an iterable of
+      (name, example). An example is {'image': bytes or array, 'label': int}.
     short_side, shuffle: see the command.
     leave_out: {name: source} of images whose copies are left out.
   """

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from vit_jax.io import terminal
 from vit_jax.tools import parsers
 
 CLASSES = ('checks', 'circle', 'rings', 'star', 'stripes', 'triangle')
@@ -62,6 +63,7 @@ def _colours(rng):
       return colours
 
 
+@terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   parser = parsers.parser(__doc__, 'tools.samples DIR')
   parser.add_argument('folder', type=pathlib.Path)
