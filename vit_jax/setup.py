@@ -78,12 +78,11 @@ class Setup:
   Attributes:
     described: the model as its file describes it.
     model: the same, with the attention that was chosen.
-    total_steps: length of the run.
-    images: of a batch of one float image.
+    images: shape and dtype of a batch of one float image.
     init: function rng -> TrainState.
     step: the jitted step, which donates the state that it is given.
-    shapes: of its arguments, with shardings: state, batch and, if there is one,
-      the teacher's parameters.
+    shapes: shapes and shardings of the arguments of `step`: state, batch and,
+      if there is one, the teacher's parameters.
   """
 
   described: Model

@@ -65,7 +65,7 @@ def study(
 
   Args:
     runs: {name: config}.
-    order: of their names; None: alphabetical, as a ConfigDict sorts its keys.
+    order: names of the runs in order; None: alphabetical, as in a ConfigDict.
     report: objects with __call__(results), which writes about the runs that are
       done, and check(results), which raises ValueError if no run can fill it.
     shared: values that runs refer to.
@@ -194,8 +194,11 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
 
 def outcome(path: epath.Path) -> dict[str, Any]:
   """Return 'seconds' and maybe 'diverged' of a run that has ended, else {}."""
-  file = path / DONE
-  return json.loads(file.read_text()) if file.exists() else {}
+  try:
+    found = workdirs.read(path, DONE)
+    return found and found | {'seconds': float(found['seconds'])}
+  except (KeyError, TypeError, ValueError) as e:
+    raise UserError(f'{path / DONE} is damaged. Delete it to resume.') from e
 
 
 def _wanted(runs, member, needs, workdir):

@@ -105,7 +105,7 @@ def train(
     sharding: rules, see sharding.infer; None: rules that follow from the mesh.
     accum_steps: micro-batches per step, to save memory; same result.
     ema: EMA of the parameters, used by evaluators and saved; None: no EMA.
-    seed: of initialisation, data order, augmentation and dropout.
+    seed: seed for initialisation, data order, augmentation and dropout.
     logging: records of metrics, their writers, and traces.
     provenance: the config that the arguments are from; None: there is none.
     dry_run: stop before the first step, after all checks; print a summary.
@@ -266,7 +266,7 @@ def train(
 
 
 def _begin(ready, seed, init_from):
-  """Return the state of step 0, what a checkpoint has beside it, its origin."""
+  """Return the state of step 0, what a checkpoint adds to it, its origin."""
   state, origin = ready.init(jax.random.key(seed)), 'initialised from scratch'
   if init_from:
     state, origin = surgery.load_into(state, ready.described, init_from)

@@ -111,6 +111,26 @@ def test_help_is_a_success(tmp_path):
       r'total_epochs: epochs=-1\.0 must be',
     ),
     (
+      '--config=vit_jax:pretrain_paper:B/16 --config.optimizer.mu_dtype=',
+      r"optimizer\.mu_dtype='': must be one of 'float32', 'bfloat16'",
+    ),
+    (
+      '--config=vit_jax:pretrain_paper:B/16 "--config.optimizer.eps_root=()"',
+      r'optimizer\.eps_root=\(\): .* must be a valid number\.',
+    ),
+    (
+      '--config=vit_jax:pretrain_paper:B/16 --config.schedule.lrate=0.1',
+      r"no argument 'lrate' \(did you mean 'lr'\?\)",
+    ),
+    (
+      '--config=vit_jax:pretrain_paper:B/16 --config.model.depth=1000000000',
+      r'model\.depth=1000000000: must be between 1 and 1000\.',
+    ),
+    (
+      '--config=vit_jax:pretrain_paper:B/16 --config.logging.every_steps=0',
+      r'logging\.every_steps=0: must be above 0',
+    ),
+    (
       '--config=vit_jax:transfer --config.shared.wieghts=/tmp/x',
       r"no run refers to 'wieghts' \(did you mean 'weights'\?\)",
     ),

@@ -16,7 +16,7 @@ from vit_jax import config as configs
 from vit_jax.config import ConfigError
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import CentralCrop, Resize
-from vit_jax.durations import Duration, steps
+from vit_jax.durations import Duration, Interval, steps
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import HARMLESS, MACHINE, Count, Dtype, PathRule, Size
@@ -33,7 +33,7 @@ class Part:
   """A part of a run with its own keys."""
 
   size: Count = 1
-  every: Duration | None = None
+  every: Interval | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ def start(
   workdir,
   *,
   number: decimal.Decimal,
-  total: Duration,
+  total: Interval,
   part: Part = Part(),
   things: Mapping[str, Scheduled] | None = None,
   transforms: Sequence[Any] = (),
@@ -159,6 +159,8 @@ def test_an_objective_wraps_an_objective():
     ({'total_steps': 1.5}, ['total_steps:', '1.5']),
     ({'total_steps': '7'}, ['total_steps:', "'7'"]),
     ({'part': {'every': 1}}, ['part.every=1', 'every_steps']),
+    ({'part': {'every_steps': 0}}, ['part.every_steps=0', 'above 0']),
+    ({'total_epochs': 0, 'total_steps': None}, ['total_epochs=0', 'above 0']),
     ({'part': {'size': 0}}, ['part.size=0', 'at least 1']),
     ({'part': {'size': True}}, ['part.size=True', 'integer']),
     ({'part': {'size': 1.0}}, ['part.size=1.0', 'integer']),
@@ -302,6 +304,20 @@ def test_values_that_do_not_fit(assignment, message):
     configs.override(settings(), [assignment])
 
 
+def test_keys_next_to_a_new_target_stay_and_are_named(capsys):
+  rule = {'target': 'optax.adamw', 'b1': 0.8, 'b2': 0.95, 'clip_norm': None}
+  found = ml_collections.ConfigDict({'rule': rule, 'same': NUMBER})
+  typed = [
+    'rule.b1=0.8',
+    'rule.target=optax.lion',
+    'same.target=decimal.Decimal',
+  ]
+  configs.override(found, typed)
+  assert found.rule.to_dict() == rule | {'target': 'optax.lion'}
+  line = '--config.rule.target keeps b2=0.95 of the config file.\n'
+  assert capsys.readouterr().err == line
+
+
 def test_files(tmp_path):
   path = tmp_path / 'some.py'
   path.write_text('def get_config(argument="none"):\n  return argument\n')
@@ -342,9 +358,10 @@ def test_objects_are_described_and_built_again():
   objects = (Resize((8, 6)), CentralCrop(4), Normalize(mean=(1.0, 2.0)))
   described = configs.describe(objects)
   assert configs.build(described) == objects
-  model = VisionTransformer(**VIT_FIELDS)
-  again = configs.build(configs.describe(model))
-  assert again == model
+  for fields in ({}, {'posemb': None}):  # None is not its default
+    model = VisionTransformer(**VIT_FIELDS, **fields)
+    again = configs.build(json.loads(json.dumps(configs.describe(model))))
+    assert again == model
 
 
 def test_only_trusted_names_are_imported():

@@ -5,7 +5,6 @@ order one.
 """
 
 import functools
-import inspect
 import operator
 import re
 
@@ -15,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from options import all_set
 
 from vit_jax import config, tree
 from vit_jax.durations import Timeline
@@ -145,18 +145,30 @@ def test_weight_decay_is_big_visions_times_the_learning_rate():
   assert_close(run(tx, small=True), reference(leaf_rule, small=True), 5e-7)
 
 
-@pytest.mark.parametrize('dtype', [None, 'bfloat16'])
-def test_sgd(dtype):
+def make_rule(rule, options, learning_rate=rate, **layout):
+  """Return the transformation with no options, or with all of them."""
+  params = make_tree(**layout)
+  if not options:
+    return make_tx(rule, params, learning_rate)
+  mask = tree.mask(optim.KERNELS, params)
+  return all_set(rule, learning_rate=learning_rate, mask=mask, **options)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [{}, {'momentum': 0.8, 'accumulator_dtype': 'bfloat16', 'weight_decay': 0.1}],
+)
+def test_sgd(options):
   """The decay is L2: it is part of the momentum."""
+  paper = {'momentum': 0.9, 'accumulator_dtype': None, 'weight_decay': 0.0}
+  momentum, dtype, decay = (paper | options).values()
 
   def leaf_rule(path, p, g, lr, t, state):
-    m = g + decay_of(path, 0.1) * p + 0.8 * state.get('m', 0)
+    m = g + decay_of(path, decay) * p + momentum * state.get('m', 0)
     state['m'] = m if dtype is None else np.float64(jnp.asarray(m, dtype))
     return p - lr * m
 
-  fields = {'momentum': 0.8, 'weight_decay': 0.1, 'accumulator_dtype': dtype}
-  rule = functools.partial(optim.sgd, **fields)
-  tx = make_tx(rule, make_tree(small=True))
+  tx = make_rule(optim.sgd, options, small=True)
   traces = jax.eval_shape(tx.init, make_tree(small=True))
   kinds = {str(x.dtype) for x in jax.tree.leaves(traces) if x.ndim}
   assert kinds == {dtype or 'float32'}
@@ -165,14 +177,21 @@ def test_sgd(dtype):
   assert_close(run(tx, small=True), reference(leaf_rule, small=True), atol)
 
 
-@pytest.mark.parametrize(
-  'dtype', [None, pytest.param('bfloat16', marks=pytest.mark.slow)]
-)
-def test_adafactor(dtype):
-  def leaf_rule(path, p, g, lr, t, state):
-    b2 = min(0.5, 1 - (t + 1) ** -0.8)
+ADAFACTOR = {'b1': 0.8, 'b2': 0.5, 'min_dim_size_to_factor': 2}
+ADAFACTOR |= {'mu_dtype': None, 'weight_decay': 0.1}
+
+
+@pytest.mark.parametrize('options', [{}, ADAFACTOR])
+def test_adafactor(options):
+  """Without options, it is that of "Scaling ViT"."""
+  scaling_vit = dict(zip(ADAFACTOR, (0.9, 0.999, 32, 'bfloat16', 0.0)))
+  b1, bound, least, dtype, decay = (scaling_vit | options).values()
+  start = 0 if options else 9_999  # 0.999 is reached after 5,600 steps
+
+  def leaf_rule(path, p, g, _, t, state):
+    b2 = min(bound, 1 - (start + t + 1) ** -0.8)
     square = g**2 + 1e-30
-    large = [i for i in range(p.ndim) if p.shape[i] >= 2]
+    large = [i for i in range(p.ndim) if p.shape[i] >= least]
     if len(large) >= 2:
       # The two largest dimensions of one layer.
       *_, d1, d0 = np.argsort(p.shape, kind='stable')
@@ -184,55 +203,84 @@ def test_adafactor(dtype):
     else:
       state['v'] = b2 * state.get('v', 0) + (1 - b2) * square
       u = g / np.sqrt(state['v'])
-    m = 0.8 * state.get('m', 0) + 0.2 * u
+    m = b1 * state.get('m', 0) + (1 - b1) * u
     state['m'] = m if dtype is None else np.float64(jnp.asarray(m, dtype))
-    return p - lr * (m + decay_of(path, 0.1) * p)
+    return p - 0.01 * (m + decay_of(path, decay) * p)
 
-  fields = {'b1': 0.8, 'b2': 0.5, 'min_dim_size_to_factor': 2}
-  fields |= {'mu_dtype': dtype, 'weight_decay': 0.1}
-  rule = functools.partial(optim.adafactor, **fields)
-  layout = {'small': dtype is None}
-  actual = run(make_tx(rule, make_tree(**layout)), **layout)
+  layout = {'small': not options}
+  tx = make_rule(optim.adafactor, options, 0.01, **layout)
+  init = lambda params: optax.tree.set(tx.init(params), count=start)  # noqa: E731
+  actual = run(optax.GradientTransformation(init, tx.update), **layout)
   # Roundings to bfloat16 may differ where float32 and float64 do.
   atol = 3e-6 if dtype is None else 2e-4
   assert_close(actual, reference(leaf_rule, **layout), atol)
 
 
 def test_adafactor_is_small_and_its_momentum_is_bfloat16():
-  kernel = jax.ShapeDtypeStruct((48, 64, 256), jnp.float32)
+  kernel = jax.ShapeDtypeStruct((48, 32, 256), jnp.float32)
   params = {'blocks': {'fc1': {'kernel': kernel}}}
   state = jax.eval_shape(optim.adafactor(0.1).init, params)
   sizes = {k: (x.shape, str(x.dtype)) for k, x in tree.flatten(state).items()}
   found = {k.split('/blocks')[0]: v for k, v in sizes.items() if 'kernel' in k}
   scanned = '0/inner_states/scanned/inner_state/'
   assert found == {
-    f'{scanned}v_row': ((48, 64), 'float32'),
+    f'{scanned}v_row': ((48, 32), 'float32'),
     f'{scanned}v_col': ((48, 256), 'float32'),
     f'{scanned}v': ((48, 1), 'float32'),
-    '1/ema': ((48, 64, 256), 'bfloat16'),
+    '1/ema': ((48, 32, 256), 'bfloat16'),
   }
 
 
+# Inputs and outputs of the matrices of a small tree.
+AXES = {'embedding/kernel': ((0, 1, 2), (3,))}
+AXES |= {'block_0/mlp/fc1/kernel': ((0,), (1,))}
+
+
+def by_hand(name, path, *, b1, b2, eps, mu_dtype, weight_decay, **muon):
+  """Return LAMB or Muon for one parameter, of parts of optax."""
+  if name == 'muon' and path in AXES:
+    axes = optax.contrib.MuonDimensionNumbers(*AXES[path])
+    return optax.contrib.muon(
+      rate,
+      beta=muon.pop('momentum'),
+      muon_weight_dimension_numbers=lambda x: jax.tree.map(lambda _: axes, x),
+      **{'eps': eps, 'mu_dtype': mu_dtype, 'weight_decay': weight_decay},
+      **muon,
+    )
+  parts = [optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)]
+  parts.append(optax.add_decayed_weights(decay_of(path, weight_decay)))
+  if name == 'lamb' and path.endswith('kernel'):
+    parts.append(optax.scale_by_trust_ratio())
+  return optax.chain(*parts, optax.scale_by_learning_rate(rate))
+
+
+@pytest.mark.parametrize('is_default', [True, False])
 @pytest.mark.parametrize(
-  ('rule', 'values'),
+  ('name', 'published', 'others'),
   [
-    (optim.sgd, (0.9, None, 0.0, None)),
-    (optim.adafactor, (0.9, 0.999, 32, 'bfloat16', 0.0, None)),
-    (optim.lamb, (0.9, 0.999, 1e-6, None, 0.0, None)),
-    (optim.muon, (0.95, 5, 0.2, 0.9, 0.999, 1e-8, None, 0.0, None)),
+    ('lamb', {'eps': 1e-6}, {}),  # as timm trains DeiT III
+    (
+      'muon',  # Jordan et al. (2024), with the RMS of Moonlight and AdamW's eps
+      {'eps': 1e-8, 'momentum': 0.95, 'ns_steps': 5, 'consistent_rms': 0.2},
+      {'momentum': 0.8, 'ns_steps': 2, 'consistent_rms': None},
+    ),
   ],
 )
-def test_defaults_are_the_published_constants(rule, values):
-  """They are in the order of the signature."""
-  parameters = inspect.signature(rule).parameters.values()
-  assert tuple(x.default for x in parameters)[1:] == values
-
-
-def test_eps_of_muon_matters_to_matrices_and_to_the_rest():
-  params = make_tree(small=True)
-  rules = [functools.partial(optim.muon, eps=x) for x in (1e-8, 0.1)]
-  one, other = (run(make_tx(x, params), small=True) for x in rules)
-  assert all((one[path] != other[path]).any() for path in one)
+def test_each_parameter_gets_all_options(name, published, others, is_default):
+  """Without options, these are the published constants."""
+  adam = {'b1': 0.9, 'b2': 0.999, 'mu_dtype': None, 'weight_decay': 0.0}
+  options = {'b1': 0.8, 'b2': 0.95, 'mu_dtype': 'bfloat16', 'eps': 0.1}
+  options |= {'weight_decay': 0.1, **others}
+  actual = make_rule(
+    getattr(optim, name), {} if is_default else options, small=True
+  )
+  used = adam | published if is_default else options
+  flat = tree.flatten(make_tree(small=True))
+  labels = tree.unflatten({path: path for path in flat})
+  parts = {path: by_hand(name, path, **used) for path in flat}
+  scale = 1e-6 if is_default else 1.0  # such gradients show a small eps
+  expected = run(optax.partition(parts, labels), scale=scale, small=True)
+  assert_close(run(actual, scale=scale, small=True), expected, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -356,8 +404,11 @@ def test_lr_multipliers_first_match_counts():
 
 
 def test_layer_decay_and_decay_mask_are_timms(timm_training):
-  params = tree.unflatten(dict.fromkeys(timm_training['path'], np.zeros(1)))
+  ours = ['map_head/probe', 'pre_logits/kernel']  # part of timm's head
+  paths = [*timm_training['path'], *ours]
+  params = tree.unflatten(dict.fromkeys(paths, np.zeros(1)))
   factors = tree.flatten(LayerDecay(0.75).factors(params))
+  assert [factors[path] for path in ours] == [1, 1]
   mask = tree.flatten(tree.mask(optim.KERNELS, params))
   for i, path in enumerate(timm_training['path']):
     factor = 1 if path.startswith('norm/') else timm_training['factor'][i]

@@ -98,6 +98,11 @@ def schedule(total=100, warmup=0, cooldown=0, **fields):
         175_000: 4e-4 / np.sqrt(17.5),
       },
     ),
+    (
+      'rsqrt',
+      {'lr': 1.0, 'total': 90_000, 'timescale': 5_000},
+      {10_000: 1.0, 25_000: 0.5, 90_000: 17**-0.5},
+    ),
     (  # BiT: 30, 60 and 80 of 90 epochs, here of 1000 steps
       'step',
       {'lr': 0.48, 'total': 90_000, 'milestones': (30 / 90, 60 / 90, 80 / 90)},

@@ -234,6 +234,9 @@ def damage(file, how):
     file.write_bytes(b'')
   elif how == 'truncate':
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+  elif how == 'other position':  # still JSON
+    text = file.read_text()
+    file.write_text(text.replace('"position": 10', '"position": 11'))
   else:  # flip a bit
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
@@ -248,6 +251,7 @@ def damage(file, how):
     ('params/ocdbt.process_0/d/*', 'truncate'),
     ('train/_METADATA', 'delete'),
     ('record/metadata', 'flip'),
+    ('record/metadata', 'other position'),
   ],
 )
 def test_a_run_resumes_from_the_newest_whole_checkpoint(

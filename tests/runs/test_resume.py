@@ -64,7 +64,7 @@ def test_of_two_runs_in_one_workdir_one_ends(tmp_path):
   codes = sorted([first.finish(), second.finish()])
   assert codes == [0, 1], first.output + second.output
   outputs = first.output + second.output
-  assert outputs.count('is being done by process') == 1
+  assert outputs.count('is already running as process') == 1
   assert not difference(undisturbed(), both)
 
 

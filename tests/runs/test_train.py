@@ -319,17 +319,20 @@ def test_a_run_that_was_started_again_ends(tmp_path):
   assert steps_of(tmp_path) == [1, 2]
 
 
-def test_nan_is_never_the_best(tmp_path):
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_what_is_not_finite_is_never_the_best(tmp_path, capsys, bad):
   class Ends(Spy):
     def run(self, params):
       return {
-        'score': {1: 0.5, 2: np.nan, 3: 0.2}[int(super().run(params)['score'])]
+        'score': {1: 0.5, 2: bad, 3: 0.2}[int(super().run(params)['score'])]
       }
 
   best = Checkpoints(every=steps(1), best_metric='spy/score')
   evals = {'spy': Evaluation(Ends, steps(1))}
   run(tmp_path, total=steps(3), evals=evals, checkpoints=best)
   assert workdirs.steps(tmp_path / 'checkpoints') == [1, 3]
+  said = f'Step 2: evaluators returned spy/score={bad}. '
+  assert said in capsys.readouterr().out
 
 
 # Compilation and memory.

@@ -48,7 +48,7 @@ def test_what_another_process_has_claimed(tmp_path):
   pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}
   with subprocess.Popen(command, **pipes) as other:
     other.stdout.readline()
-    with pytest.raises(ValueError, match=r'is being done by process \d+ of'):
+    with pytest.raises(ValueError, match=r'already running as process \d+ of'):
       workdirs.Claim(tmp_path)
     other.stdin.write(b'\n')
   workdirs.Claim(tmp_path).close()

@@ -22,6 +22,7 @@ from vit_jax.config.values import (
   without_none,
 )
 from vit_jax.durations import UNITS, Duration
+from vit_jax.types import Dtype
 
 # Arguments that a config cannot set.
 HIDDEN = ('workdir', 'provenance')
@@ -283,6 +284,8 @@ class _Plan:
         f'{", ".join(keys_of(name, annotation))}.'
       )
       return None
+    if key.endswith('dtype') and annotation == Any | None:  # as optax has it
+      annotation = Dtype | None
     fields, is_needed = annotation, False
     if parameter:
       is_needed = is_required(parameter)

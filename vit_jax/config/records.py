@@ -220,7 +220,6 @@ def run(
     preset: JSON values that say where the config is from: 'config' (the config
       file and its argument) and 'changed' (see `override`). 'defaults' is
       added: {key: text} of what the config does not set.
-    allow_changes: see Provenance.
   """
   found = plan_run(config, **supplied)
   check_set(found, config)

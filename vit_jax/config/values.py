@@ -13,10 +13,11 @@ import functools
 import inspect
 import json
 import pkgutil
+import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 from vit_jax.types import ComputedSize, UserError
 
@@ -37,7 +38,7 @@ class ConfigError(UserError):
 
 def suggest(word: str, words: Iterable[str]) -> str:
   """Return ' (did you mean ...?)' for the most similar word, or ''."""
-  near = difflib.get_close_matches(str(word), words, n=1)
+  near = difflib.get_close_matches(str(word), words, n=1, cutoff=0.55)
   return f' (did you mean {near[0]!r}?)' if near else ''
 
 
@@ -79,13 +80,14 @@ def join(path: str, key: Any) -> str:
   return f'{path}.{key}' if path else str(key)
 
 
-def override(config: Any, assignments: Iterable[str]) -> dict[str, Any]:
+def override(config: Any, assignments: Sequence[str]) -> dict[str, Any]:
   """Set values in a ConfigDict, in place.
 
   Assignments are texts 'a.b=VALUE'. A value is a Python literal or, if it is
   not one, text; it must fit the value that it replaces. Keys that the config
   does not have are added; `a.0.b` reaches into a list. Returns {key: [value
-  before, value after]} of what has changed, as JSON values.
+  before, value after]} of what has changed, as JSON values. Keys next to a new
+  target keep their values, and a line on stderr lists them.
   """
   before = dict(walk(config.copy_and_resolve_references()))
   for assignment in assignments:
@@ -113,6 +115,17 @@ def override(config: Any, assignments: Iterable[str]) -> dict[str, Any]:
     for key in before | after
     if before.get(key) != after.get(key)
   }
+  typed = [x.partition('=')[0] for x in assignments]
+  for path in typed:
+    part = path.removesuffix('target')
+    kept = [
+      f'{key.removeprefix(part)}={value!r}'
+      for key, value in before.items()
+      if key.startswith(part) and key not in typed and value is not None
+    ]
+    if kept and path in changed and path.endswith('.target'):
+      shown = f'--config.{path} keeps {", ".join(kept)} of the config file.'
+      print(shown, file=sys.stderr)
   return json.loads(json.dumps(changed, default=str))
 
 
@@ -177,6 +190,8 @@ def misfit(value: Any, annotation: Any) -> str:
     if not (reason := _misfit(value, each)):
       return ''
     reasons.append(reason)
+  plain = [x for x in reasons if 'an instance' not in x]  # a config has these
+  reasons = plain if len(plain) > 1 else reasons
   choices = [x for x in _literals(annotation) if isinstance(x, str)]
   hint = suggest(value, choices) if isinstance(value, str) else ''
   return f'{" or ".join(dict.fromkeys(reasons))}{hint}'
@@ -217,7 +232,10 @@ def hints_of(fn: Any) -> Mapping[str, Any]:
   fn = fn.__init__ if inspect.isclass(fn) else fn
   try:
     return typing.get_type_hints(fn, include_extras=True)
-  except (NameError, TypeError, AttributeError):  # names of type checkers only
+  except NameError:  # a name for type checkers only, in one of them
+    found = inspect.get_annotations(fn)
+    return {k: v for k, v in found.items() if not isinstance(v, str)}
+  except (TypeError, AttributeError):
     return {}
 
 
@@ -234,8 +252,11 @@ def _adapter(annotation):
     import pydantic
   except ModuleNotFoundError:
     return None
-  if dataclasses.is_dataclass(annotation):  # objects, whose parts were checked
-    return pydantic.TypeAdapter(pydantic.InstanceOf[annotation])  # type: ignore[misc]
+  kind = getattr(annotation, '__origin__', annotation)  # of an Annotated
+  if dataclasses.is_dataclass(kind):  # objects, whose parts were checked
+    conditions = getattr(annotation, '__metadata__', ())
+    checked = Annotated[kind, pydantic.InstanceOf(), *conditions]
+    return pydantic.TypeAdapter(checked)
   settings = pydantic.ConfigDict(
     strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
   )

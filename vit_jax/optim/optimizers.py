@@ -321,16 +321,16 @@ def muon(
   `optax.contrib.muon` is Adam with Nesterov momentum; here it is AdamW.
 
   Args:
-    momentum: of the matrices, Nesterov's. optax corrects its bias, so the first
-      100 steps or so differ from Muon as first published.
+    momentum: Nesterov momentum for matrices. optax corrects its bias, so about
+      the first 100 steps differ from Muon as first published.
     ns_steps: Newton-Schulz iterations. Five bring singular values between
       about 0.7 and 1.2.
     consistent_rms: each update of a matrix has about this RMS, so that learning
       rates and weight decays of AdamW fit. None: as first published, it has
       singular values of about sqrt(max(1, outputs / inputs)).
-    b1, b2: of AdamW.
-    eps: of AdamW, and added to the norm that a matrix is divided by.
-    mu_dtype, weight_decay: of both; the decay is decoupled.
+    b1, b2: decay rates of AdamW.
+    eps: added to AdamW's denominator, and to the norm that divides a matrix.
+    mu_dtype, weight_decay: dtype of first moments and decoupled decay, of both.
   """
   shared = {'eps': eps, 'weight_decay': weight_decay, 'mu_dtype': mu_dtype}
   axes = functools.partial(tree.map_with_path, _matrix_axes)

@@ -59,10 +59,11 @@ def report(
   model: Model, step_fn: Any, shapes: tuple[Any, ...], mesh: Mesh, steps: int
 ) -> None:
   """Compile the train step and print what would be trained in these steps."""
-  with jax.set_mesh(mesh):
-    memory = step_fn.lower(*shapes).compile().memory_analysis()
   state, batch, *teacher = shapes
   parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
+  terminal.say(f'{parameters:,} parameters; compiling the train step ...')
+  with jax.set_mesh(mesh):
+    memory = step_fn.lower(*shapes).compile().memory_analysis()
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   rows = [
     ('model', f'{type(model).__name__}, {parameters:,} parameters'),

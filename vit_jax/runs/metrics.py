@@ -203,7 +203,7 @@ class Monitor:
     start_step: step from which the run resumes; later records are removed.
     carried: what `carry` returned when the checkpoint of that step was saved.
     learning_rate: function of the step, to be logged; or None.
-    flops_per_step: of the model (3 x forward), for the MFU; 0: not known.
+    flops_per_step: FLOPs of a step (3 x forward), for the MFU; 0: not known.
     stopwatch: Stopwatch that started with the run; None starts one.
     config: JSON values of the config, for the writers.
     kinds: what the metrics of steps and evaluators are.

@@ -61,7 +61,7 @@ Basis = Mapping[str, Mapping[str, Any]]
 
 
 class Claim:
-  """Claim of a process to write into a workdir, until it is closed.
+  """Exclusive write lock of a workdir, until it is closed.
 
   Another process cannot claim it. Where files cannot be locked, as at URLs, it
   can, and the first one ends before its next write. All hosts must see the
@@ -110,8 +110,8 @@ def _lock(path):
     file.close()
     by = path.read_text() if path.exists() else 'another process'
     raise UserError(
-      f'The run in {path.parent} is being done by {by}. Wait for its end, stop '
-      'it, or use another workdir.'
+      f'The run in {path.parent} is already running as {by}. Wait for its end, '
+      'stop it, or use another workdir.'
     ) from error
   except OSError:  # a file system without locks
     pass

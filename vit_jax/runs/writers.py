@@ -88,9 +88,9 @@ class MLflow:
 
   Attributes:
     experiment: name of the experiment; it is created if there is none.
-    tracking_uri: of the server or the database; None: MLFLOW_TRACKING_URI, or
+    tracking_uri: URI of the server or database; None: MLFLOW_TRACKING_URI, or
       MLflow's default.
-    name: of the run; defaults to the name of the workdir.
+    name: name of the run; defaults to the name of the workdir.
   """
 
   experiment: str = 'vit_jax'
