@@ -16,16 +16,29 @@ TESTS = pathlib.Path(__file__).parents[1] / 'tests'
 sys.path += [str(TESTS / name) for name in ('golden', 'weights')]
 import family_cases  # noqa: E402
 
+from vit_jax.zoo import published  # noqa: E402
+
 HEAD = """# Families of weights
 
-`python docs/table_families.py > docs/families.md` writes this table. Small
-models with random weights are built by timm and transformers, which also
-compute their features; the errors are largest differences from ours, divided
-by the spread of the features. *Resized* is at another resolution. What is
-*written* loads there again with equal outputs.
+`python docs/table_families.py > docs/families.md` writes this table. timm
+and transformers build small models with random weights and compute their
+features. An error is the largest difference from the features that this project
+computes, divided by their spread. *Resized*: the error at another resolution.
+*Written*: whether our file loads in the source library with equal outputs.
 
 | case | form | model | features | resized | written |
 |---|---|---|---|---|---|"""
+REFUSED = """
+## Not supported
+
+These ViTs of timm are refused; `python -m vit_jax.tools.names refused` prints
+the list. BEiT is refused with both absolute and relative positions, and without
+any. Arrays do not show whether norms come before or after attention and MLP,
+nor the activation, the epsilon of norms and rotary positions: a file without a
+`config.json` is read with assumptions, which the report lists.
+
+| name in timm | reason |
+|---|---|"""
 WRITTEN = {'same': 'bit-identical', 'equal': 'equivalent', '': 'no'}
 
 
@@ -46,3 +59,6 @@ if __name__ == '__main__':
   print(HEAD)
   for path in sorted(TESTS.glob('golden/families/*.npz')):
     print(row(path))
+  print(REFUSED)
+  for name, reason in published.REFUSED.items():
+    print(f'| `{name}` | {reason} |')

@@ -294,6 +294,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
     PLAIN, global_pool='avg', fc_norm=False
   ),
   'timm_fc_norm': timm_case(PLAIN, global_pool='avg', class_token=False),
+  'timm_post_norm': timm_case('vit_base_patch16_rpn_224', other=OTHER),
   'timm_registers': timm_case(PLAIN, reg_tokens=2, back='equal'),
   'timm_deit': timm_case('deit_tiny_distilled_patch16_224'),
   'timm_deit3': timm_case('deit3_small_patch16_224', other=OTHER),
@@ -348,6 +349,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_eva02_tiny': timm_case('eva02_tiny_patch14_224', other=OTHER),
   'timm_eva02_base': timm_case('eva02_base_patch14_224', other=OTHER),
   'timm_eva02_clip': timm_case('eva02_base_patch16_clip_224'),
+  'timm_eva02_enormous': timm_case('eva02_enormous_patch14_clip_224'),
   'timm_eva_giant': timm_case('eva_giant_patch14_224', other=OTHER),
   'timm_rope_reg': timm_case('vit_medium_patch16_rope_reg1_gap_256'),
   'timm_rope_axial': timm_case('vit_small_patch16_rope_224', other=OTHER),
@@ -363,6 +365,19 @@ CASES = {  # name: function of the seed -> (about, outputs)
   ),
   'timm_beitv2': timm_case('beitv2_base_patch16_224', num_classes=0),
   'hf_vit': hf_case('ViTForImageClassification', num_labels=5),
+  'hf_deit': hf_case(
+    'DeiTForImageClassification', back='', num_labels=5, **ONE_SIDE
+  ),
+  'hf_deit_teacher': hf_case(
+    'DeiTForImageClassificationWithTeacher', back='', num_labels=5, **ONE_SIDE
+  ),
+  'hf_deit_features': hf_case(
+    'DeiTModel', other=(20, 8), back='', pooler_output_size=20, **ONE_SIDE
+  ),
+  'hf_msn': hf_case(
+    'ViTMSNForImageClassification', back='equal', num_labels=5, **ONE_SIDE
+  ),
+  'hf_msn_features': hf_case('ViTMSNModel', other=(20, 8), back='', **ONE_SIDE),
   'hf_dinov2': hf_case('Dinov2Model', other=(20, 8), back='equal', **SQUARE),
   'hf_dinov2_swiglu': hf_case(
     'Dinov2Model', back='equal', use_swiglu_ffn=True, **SQUARE
@@ -409,6 +424,14 @@ CASES = {  # name: function of the seed -> (about, outputs)
     use_mean_pooling=False,
     **ONE_SIDE,
   ),
+  'hf_beit_absolute': hf_case(
+    'BeitModel',
+    other=(20, 8),
+    back='',
+    use_absolute_position_embeddings=True,
+    use_mask_token=True,
+    **ONE_SIDE,
+  ),
   'hf_data2vec': hf_case(
     'Data2VecVisionModel',
     other=(20, 8),
@@ -435,7 +458,9 @@ CASES = {  # name: function of the seed -> (about, outputs)
     **ONE_SIDE,
   ),
   'hf_aimv2': hf_case('Aimv2VisionModel', back='', use_head=False, **ONE_SIDE),
-  'hf_vit_features': hf_case('ViTModel', pooler_output_size=20),
+  'hf_vit_features': hf_case(
+    'ViTModel', other=(20, 8), pooler_output_size=20, **ONE_SIDE
+  ),
 }
 
 

@@ -132,10 +132,10 @@ def model_weights(fields, seed=0, **attributes):
   """Return Weights of a small ViT, with transforms that crop images.
 
   Args:
-    fields: of the model, as in `bundle.from_fields`, in addition to VIT and
-      patches of 4 x 2; and the image_shape, (12, 8, 3) if not given.
-    seed: of the parameters.
-    **attributes: of Weights.
+    fields: fields of the model, as in `bundle.from_fields`, in addition to VIT
+      and patches of 4 x 2; and the image_shape, (12, 8, 3) if not given.
+    seed: seed for the parameters.
+    **attributes: attributes of Weights.
   """
   from vit_jax.data.transforms import CentralCrop, Resize
   from vit_jax.models.layers import Normalize, PatchEmbedding

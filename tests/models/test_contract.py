@@ -18,6 +18,7 @@ from contract import (
   stack_layers,
 )
 from flax import linen as nn
+from options import all_set
 from tiny import assert_trees_close
 
 from vit_jax import tree
@@ -186,9 +187,11 @@ def test_initial_deviation_of_deit():
     **WIDE | {'embedding': PatchEmbedding(4, init_std=0.02)},
     depth=1,
     block=BlockOptions(init_std=0.02),
-  ).clone(pooling=Map(), head=Head(96, init_std=0.02))
+  )
+  head = {'representation_size': 96, 'bias_init': -6.9, 'init_std': 0.02}
+  model = model.clone(pooling=Map(), head=all_set(Head, **head, bias=False))
   params = jax.jit(model.init)(jax.random.key(0, impl='rbg'), IMAGES)['params']
-  assert 'map_head' in params
+  assert 'map_head' in params and [*params['head']] == ['kernel']
   for path, value in tree.flatten(params).items():
     if path.endswith('kernel'):
       assert_distributed(np.asarray(value), 'normal', 0.02, path)

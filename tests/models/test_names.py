@@ -199,17 +199,24 @@ def test_the_table(capsys, text, count):
   }
 
 
-def test_published_weights(capsys):
-  tool.main(['dinov3'])
-  found = ' '.join(capsys.readouterr().out.split())
-  assert 'facebook/dinov3-* S,S+,B,L,H+,7B 16 256 token DINOv3 hf,timm' in found
+@pytest.mark.parametrize(
+  'text, row',
+  [
+    ('dinov3', 'facebook/dinov3-* S,S+,B,L,H+,7B 16 256 token DINOv3 hf,timm'),
+    ('refused', '*_sapiens2: grouped-query attention'),
+    ('NaFlex', 'Refused: naflexvit_*: images of several shapes in a batch'),
+  ],
+)
+def test_published_weights_and_refused_models(capsys, text, row):
+  tool.main([text])
+  assert row in ' '.join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
   'name, licence',
   [
     ('facebook/dinov2-base', 'apache-2.0'),
-    ('timm/vit_huge_patch14_clip_224.dfn5b', 'apple-ascl'),
+    ('timm/vit_huge_patch14_clip_224.dfn5b', 'apple-amlr-noncommercial'),
     ('timm/vit_pe_lang_large_patch14_448', 'apache-2.0'),
     ('timm/vit_base_patch16_dinov3_qkvb.eupe_lvd1689m', 'fair-noncommercial'),
     ('facebook/vit-mae-base', 'cc-by-nc-4.0'),

@@ -90,6 +90,7 @@ def test_all_options_arrive_in_the_layers_and_the_learned_query():
   options = {'attention_dropout': 0.1, 'layerscale_init': 0.5, 'qk_norm': True}
   options |= {'mlp': Gelu('exact'), 'norm_eps': 0.25, 'init_std': 0.5}
   options |= {'sub_norm': ('attn',), 'norm': 'rms', 'biases': ('out',)}
+  options |= {'post_norm': True}
   block = all_set(BlockOptions, **options)
   fields = {'mlp_dim': 40, 'num_heads': 4, 'dropout': 0.3, 'dtype': 'bfloat16'}
   model = tiny(pooling=Map(), block=block, attention='einsum', **fields)

@@ -1,6 +1,7 @@
 """Position embeddings: kinds and places (table 8), and one of our own."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -143,12 +144,16 @@ def test_relative_attention(has_cls, registers):
   np.testing.assert_allclose(actual, out + params['out']['bias'], atol=1e-5)
 
 
-def test_sincos2d_is_the_formula_cell_by_cell():
-  table = SinCos2d().table({}, (3, 5), 16)
+@pytest.mark.parametrize('options', [{}, {'temperature': 100.0}])
+@pytest.mark.parametrize('endpoint', [True, False])
+def test_sincos2d_is_the_formula_cell_by_cell(options, endpoint):
+  table = SinCos2d(**options, endpoint=endpoint).table({}, (3, 5), 16)
+  temperature = options.get('temperature', 10_000)
   assert table.shape == (3, 5, 16) and table.dtype == np.float32
   for row in range(3):
     for col in range(5):
-      waves = [10_000 ** -(i / 3) for i in range(4)]
+      last = 3 if endpoint else 4
+      waves = [temperature ** -(i / last) for i in range(4)]
       expected = [
         function(position * wave)
         for position in (col, row)
@@ -187,7 +192,7 @@ def test_positions_of_dinov3_are_rescaled_in_training_only():
   variables = {'params': random_params(model)}
   images = RNG.normal(size=(1, 8, 24, 3)).astype('f')
 
-  def logits(train, seed, model=model):
+  def logits(train, seed):
     rngs = {'dropout': jax.random.key(seed)}
     return model.apply(variables, images, train=train, rngs=rngs)
 
@@ -195,8 +200,45 @@ def test_positions_of_dinov3_are_rescaled_in_training_only():
   np.testing.assert_array_equal(logits(False, 1), same)
   first, second = logits(True, 0), logits(True, 1)
   assert abs(first - same).max() > 1e-3 and abs(first - second).max() > 1e-3
-  fixed = tiny(posemb=RotaryDino(rescale=1.0))
-  np.testing.assert_array_equal(logits(True, 0, fixed), same)
+
+
+def test_scales_of_dinov3_are_log_uniform():
+  """All positions of a step have one, from 1 / rescale to rescale."""
+  posemb, layout = RotaryDino(rescale=3.0), Layout(GRID)
+
+  def angles(train, seed=0):
+    key = jax.random.key(seed)
+    model = types.SimpleNamespace(width=16, num_heads=2, make_rng=lambda _: key)
+    return posemb.angles(model, layout, train)
+
+  drawn = jax.vmap(lambda seed: angles(True, seed))(np.arange(400))
+  scales = np.log(drawn / angles(False)[None]) / np.log(3)
+  np.testing.assert_allclose(scales.std(axis=(1, 2)), 0, atol=1e-5)
+  found = np.sort(scales[:, 0, 0])
+  assert np.abs(found - np.linspace(-1, 1, 400)).max() < 0.2
+
+
+def test_initial_frequencies_of_rope_mixed():
+  """Two directions at right angles, random in each head."""
+  model = tiny(posemb=RotaryMixed(temperature=81.0), num_heads=1)
+  params = model.init(jax.random.key(0), np.zeros((1, 8, 12, 3), 'f'))['params']
+  found = params['block_0']['attn']['frequencies'][:, 0].reshape(2, 2, 4)
+  lengths = 81.0 ** -(np.arange(4) / 4)
+  np.testing.assert_allclose(np.hypot(*found), [lengths] * 2, rtol=1e-5)
+  products = found[:, 0] * found[:, 1]
+  np.testing.assert_allclose(products.sum(0), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', [Learned, Learned2d, Relative, RelativeBias])
+def test_initial_deviation_of_positions(kind):
+  model = tiny(posemb=kind(init_std=0.5), width=64, num_heads=4, depth=1)
+  images = np.zeros((1, 32, 32, 3), 'f')
+  params = jax.jit(model.init)(jax.random.key(0), images)['params']
+  ends = '_embedding', '_x', '_y', '_bias'
+  flat = {k: x for k, x in tree.flatten(params).items() if k.endswith(ends)}
+  assert flat
+  for path, x in flat.items():
+    np.testing.assert_allclose(x.std(), 0.5, rtol=0.4, err_msg=path)
 
 
 @pytest.mark.parametrize('positions', [Learned(), Learned2d()], ids=str)

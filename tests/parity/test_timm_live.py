@@ -1,5 +1,7 @@
 """timm's models of full size, written as it does, run by ours, and back."""
 
+import fnmatch
+import json
 from importlib.util import find_spec
 
 import jax
@@ -9,7 +11,10 @@ import seeded
 from live import trained
 
 from vit_jax import tree
+from vit_jax.types import UserError
 from vit_jax.weights import formats
+from vit_jax.weights import timm as our_timm
+from vit_jax.zoo import published
 
 pytestmark = [
   pytest.mark.slow,
@@ -74,3 +79,28 @@ def test_logits_are_those_of_timm(what, tmp_path):
   with torch.no_grad():
     back = again.eval()(inputs).numpy()
   np.testing.assert_allclose(back, theirs, atol=1e-5 * spread)
+
+
+def test_each_vit_of_timm_is_read_or_listed_as_refused(tmp_path):
+  timm, hub = seeded.import_torch('timm', 'timm.models._hub')
+  import torch
+
+  modules = 'vision_transformer*', 'eva', 'beit', 'deit', 'naflexvit'
+  listed = ' '.join(published.REFUSED).split()
+  for name in timm.list_models(module='', exclude_filters='*.*'):
+    module = timm.models._registry._model_to_module[name]
+    if not any(fnmatch.fnmatch(module, x) for x in modules):
+      continue
+    with torch.device('meta'):
+      model = timm.create_model(name)
+    hub.save_config_for_hf(model, tmp_path / 'config.json')
+    config = json.loads((tmp_path / 'config.json').read_text())
+    shapes = {k: tuple(x.shape) for k, x in model.state_dict().items()}
+    blanks = {k: np.broadcast_to(np.float32(0), x) for k, x in shapes.items()}
+    is_listed = any(fnmatch.fnmatch(name, x) for x in listed)
+    try:
+      our_timm.read(blanks, config)
+    except UserError as e:
+      assert is_listed, (name, e)
+    else:
+      assert not is_listed, name

@@ -56,3 +56,9 @@ def check_back(about, weights, arrays):
   assert equal(again.params, weights.params)
   assert not bundle.differences(again.model, weights.model)
   assert about['back'] == 'equal' or equal(back, arrays)
+  if about['format'] == 'timm':  # which was recorded from it
+    args = texts['config.json']['model_args']
+    assert about['config']['model_args'].items() <= args.items()
+    if ratio := args.get('attn_pool_mlp_ratio'):
+      rows = len(back['attn_pool.mlp.fc1.weight'])
+      assert int(args['embed_dim'] * ratio) == rows

@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 
 from vit_jax.io.files import replacing, write_atomically
+from vit_jax.types import UserError
 from vit_jax.weights import array_files
 
 FILE = {
@@ -102,6 +103,32 @@ def test_shards(tmp_path):
   assert array_files.read(path, values=False).keys() == expected.keys()
 
 
+@pytest.mark.parametrize(
+  'shards',
+  [
+    {'x': 'model.safetensors.index.json'},
+    {'x': '../secret.safetensors'},
+    {'x': '..\\secret.safetensors'},
+    {'x': '{folder}/secret.safetensors'},
+    {'x': 'loop.safetensors'},
+    {'x': ['a.safetensors']},
+    {'x': '.'},
+    ['a.safetensors'],
+    None,
+  ],
+)
+def test_an_index_names_files_of_its_folder_only(shards, tmp_path):
+  folder = tmp_path / 'model'
+  folder.mkdir()
+  write(tmp_path / 'secret.safetensors', {'x': np.ones(2, np.float32)})
+  index = json.dumps({'weight_map': shards})
+  index = index.replace('{folder}', str(tmp_path))
+  for name in ('model.safetensors.index.json', 'loop.safetensors'):
+    (folder / name).write_text(index)
+  with pytest.raises(UserError, match=str(folder)):
+    array_files.read(folder / 'model.safetensors.index.json')
+
+
 class Harmful:
   ran = False
 
@@ -129,6 +156,23 @@ def zeros_of_a_gigabyte():
   return out.getvalue()
 
 
+def four_tebibytes():
+  header = {'descr': '<f4', 'fortran_order': False, 'shape': (2**40,)}
+  array, out = io.BytesIO(), io.BytesIO()
+  np.lib.format.write_array_header_1_0(array, header)
+  with zipfile.ZipFile(out, 'w') as file:
+    file.writestr('x.npy', array.getvalue())
+  return out.getvalue()
+
+
+def with_field(offset, value):
+  """Return an .npz whose entry has another value in a field of its headers."""
+  data = bytearray(GOOD)
+  for start, skip in ((0, 6), (data.rfind(b'PK\x01\x02'), 8)):
+    struct.pack_into('<H', data, start + skip + offset, value)
+  return bytes(data)
+
+
 GOOD = npz(x=np.ones(9))
 
 
@@ -142,6 +186,9 @@ GOOD = npz(x=np.ones(9))
     (GOOD.replace(np.ones(2).tobytes(), b'0' * 16, 1), 'again'),
     (struct.pack('<Q', 99) + b'{"x', 'again'),
     (zeros_of_a_gigabyte(), '0.5 GB'),
+    (four_tebibytes(), '4.00 TiB'),
+    (with_field(0, 1), 'encrypted'),
+    (with_field(2, 99), 'compression'),
     (b'version https://git-lfs', 'git-lfs'),
     (b'', 'unknown'),
   ],

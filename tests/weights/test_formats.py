@@ -27,6 +27,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import predict as predict_tool
+from vit_jax.types import UserError
 from vit_jax.weights import bundle, export, formats, surgery
 from vit_jax.zoo import names
 
@@ -176,6 +177,12 @@ MODELS = {
     ('B/16', EXACT, ''),
     ('B/16', {'pooling.num_registers': 2}, 'npz hf'),
     ('B/16', {'block.qk_norm': True}, 'npz hf'),
+    ('B/16', EXACT | {'block.post_norm': True}, 'npz hf'),
+    (
+      'B/16',
+      EXACT | {'block.post_norm': True, 'block.layerscale_init': 0.1},
+      'npz timm hf',
+    ),
     ('B/16', {'pooling': pooling.Mean(norm='after')}, 'npz hf'),
     ('B/16', {'pooling': pooling.Mean()}, ''),
     ('B/16', {'pooling': pooling.Mean(class_token=True)}, 'npz hf'),
@@ -237,6 +244,14 @@ def test_our_format_holds_every_model(tmp_path):
     with pytest.raises(ValueError, match=match) as e:
       formats.read(path)
     assert str(path) in str(e.value)
+  for change in (
+    *({'model': None}, {'model': {}}, {'image_shape': None}),
+    *({'image_shape': [8, 8]}, {'activation': 'os.system'}, {'class_names': 5}),
+    *({'preprocess': 5}, {'transforms': 'x'}),
+  ):
+    (tmp_path / 'x.json').write_text(json.dumps(about | change))
+    with pytest.raises(UserError, match=f'{next(iter(change))}=.* is damaged'):
+      formats.read(path)
 
 
 def test_fields_of_parts_have_paths():

@@ -13,6 +13,7 @@ from vit_jax.models.layers import Gelu, Head, PatchEmbedding, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.types import UserError
 from vit_jax.weights import bundle, formats, surgery
 
 SMALL = {
@@ -76,8 +77,6 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_model_of_the_hub_by_its_name(hub):
-  from huggingface_hub.errors import LocalEntryNotFoundError
-
   formats.write(make(), hub, 'timm')
   formats.write(make(), hub / 'more' / 'x.npz', 'npz')
   name = 'hf://facebook/vit-mae-tiny'
@@ -90,8 +89,13 @@ def test_a_model_of_the_hub_by_its_name(hub):
   index = {'weight_map': {'any': 'model-1-of-1.safetensors'}}
   (hub / 'model.safetensors.index.json').write_text(json.dumps(index))
   assert load(name)[0].num_classes == 5
-  with pytest.raises(LocalEntryNotFoundError):
-    load('hf://nobody/nothing')
+
+
+@pytest.mark.usefixtures('hub')
+@pytest.mark.parametrize('path', ['nobody/nothing', 'a b/c', 'a', ''])
+def test_models_that_the_hub_does_not_have(path):
+  with pytest.raises(UserError, match=rf'^hf://{path} cannot.*\n.*hf://USER/'):
+    load(f'hf://{path}')
 
 
 def test_same_use_is_told_so_and_computes_the_same(file):

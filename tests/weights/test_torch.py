@@ -11,6 +11,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from small import equal
 
 from vit_jax import tree
@@ -20,7 +21,7 @@ from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import DistillationToken, Map, Mean
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
-from vit_jax.weights import bundle, huggingface, timm
+from vit_jax.weights import bundle, huggingface, image_configs, timm
 from vit_jax.weights.families import timm_vit
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
@@ -253,7 +254,7 @@ def test_without_a_config(format, name):
   assert equal(weights.params, read(format, name).params)
   assert weights.model == read(format, name).model
   assert weights.class_names is None
-  for lost, match in (('grid', r'patches.*grid='), ('num_heads', 'num_heads')):
+  for lost, match in (('grid', r'patches.*grid='), ('num_heads', '--set num_')):
     with pytest.raises(ValueError, match=match):
       given = {k: x for k, x in options.items() if k != lost}
       FORMATS[format].read(file, **given)
@@ -274,7 +275,7 @@ def test_fields_of_the_user_come_first():
 @pytest.mark.parametrize(
   ('format', 'name', 'change', 'said'),
   [
-    ('timm', 'token', {'architecture': 'vit_b_rpn_224'}, 'No family .*_rpn_'),
+    ('timm', 'token', {'architecture': 'vit_b_xp_224'}, 'No family .*_xp_'),
     ('timm', 'token', {'architecture': 'test_vit3'}, "reads 'test_vit3'"),
     ('timm', 'avg', {'model_args': {'global_pool': 'avgmax'}}, 'avgmax'),
     ('timm', 'token', {'model_args': {'act_layer': 'silu'}}, 'silu'),
@@ -283,7 +284,7 @@ def test_fields_of_the_user_come_first():
       for name in timm_vit.ARGS
     ),
     ('timm', 'token', {'model_args': {'num_heads': 5}}, 'num_heads'),
-    ('hf', 'classifier', {'model_type': 'deit'}, "'deit'"),
+    ('hf', 'classifier', {'model_type': 'swin'}, "'swin'"),
     ('hf', 'classifier', {'hidden_act': 'relu'}, 'relu'),
     ('hf', 'classifier', {'num_attention_heads': 5}, 'num_heads'),
     ('hf', 'pooler', {'pooler_act': 'relu'}, 'pooler_act'),
@@ -387,6 +388,19 @@ def test_use_of_timm_travels():
   assert weights.class_names == list('abcde')
 
 
+def test_ratios_of_any_width_give_the_hidden_width():
+  """timm rounds the product down, and 49 * (1 / 49) is below 1."""
+  for width in (29, 49):
+    for hidden in range(1, 4 * width):
+      assert int(width * timm_vit.ratio(hidden, width)) == hidden
+
+
+def test_grey_images_get_the_mean_over_colours():
+  use = image_configs.use((8, 8, 1), 8, 'bilinear', **image_configs.IMAGENET)
+  found = use['preprocess'].mean, use['preprocess'].std
+  np.testing.assert_allclose(found, (0.449 * 255, 0.226 * 255), rtol=1e-9)
+
+
 def test_what_configs_leave_out_is_the_default():
   file = fill('timm', 'token')
   older = {'input_size': [3, 12, 8], 'num_classes': 5}
@@ -418,7 +432,7 @@ def test_what_configs_leave_out_is_the_default():
         'size': 16,
         'crop_size': 12,
       },
-      (ResizeSmall(16, 'bicubic', antialias=True), CentralCrop((12, 12))),
+      (ResizeSmall(16, 'bicubic', True, 'down'), CentralCrop((12, 12))),
     ),
     (  # of DINOv2, whose positions are for larger images than it makes
       {
@@ -426,7 +440,7 @@ def test_what_configs_leave_out_is_the_default():
         'size': {'shortest_edge': 8},
         'crop_size': {'height': 6, 'width': 6},
       },
-      (ResizeSmall(16, 'bicubic', antialias=True), CentralCrop((12, 12))),
+      (ResizeSmall(16, 'bicubic', True, 'down'), CentralCrop((12, 12))),
     ),
     (
       {'do_center_crop': None, 'size': {'shortest_edge': 12}},
@@ -438,6 +452,19 @@ def test_image_processors_decide_how_images_are_resized(config, transforms):
   config = {'do_center_crop': True, **config}
   weights = read('hf', 'square', change={'preprocessor_config': config})
   assert weights.transforms == transforms
+
+
+@pytest.mark.parametrize('shape', [(31, 43), (43, 30), (24, 17)])
+def test_images_are_cut_as_by_transformers(shape):
+  """Sides are int(size * long / short), and offsets (side - 12) // 2."""
+  image = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+  height, width = (int(16 * side / min(shape)) for side in shape)
+  whole = Image.fromarray(image).resize((width, height), Image.BICUBIC)
+  y, x = (height - 12) // 2, (width - 12) // 2
+  use = image_configs.use((12, 12, 3), 16, 'bicubic', **image_configs.IMAGENET)
+  for transform in use['transforms']:
+    image = transform(image, None)
+  np.testing.assert_array_equal(image, np.asarray(whole)[y:, x:][:12, :12])
 
 
 @pytest.mark.parametrize(
@@ -498,6 +525,15 @@ def test_what_the_logits_do_not_depend_on_is_left_out():
   assert '1 arrays left out' in note
 
 
+@pytest.mark.parametrize(
+  'name, is_random', [('no_pooler', True), ('pooler', False), ('tanh', False)]
+)
+def test_a_random_pooler_in_transformers_is_said(name, is_random):
+  weights = read('hf', name)
+  huggingface.write(weights)
+  assert ('random pooler' in str(weights.notes)) == is_random
+
+
 def test_use_of_transformers_travels():
   weights = read('hf', 'classifier')
   assert weights.class_names == [f'class {i}' for i in range(5)]
@@ -509,7 +545,7 @@ def test_use_of_transformers_travels():
   assert config['problem_type'] == 'multi_label_classification'
   assert config['id2label'] == config_of('hf', 'tanh')['id2label']
   small, crop = read('hf', 'square').transforms
-  assert small == ResizeSmall(16, interpolation='bicubic', antialias=True)
+  assert small == ResizeSmall(16, 'bicubic', True, 'down')
   assert crop == CentralCrop((12, 12))
   processor = config_of('hf', 'square')['preprocessor_config']
   _, files = huggingface.write(read('hf', 'square'))

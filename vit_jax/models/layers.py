@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from vit_jax.types import (
   Array,
+  Expect,
   Natural,
   NonNegative,
   Positive,
@@ -31,7 +32,7 @@ from vit_jax.types import (
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
-# released code. Fans are those of the matrix that is multiplied.
+# released code. Fan-in and fan-out refer to the flattened kernel.
 INIT = {
   'embedding': nn.initializers.lecun_normal(),  # E of equation 1
   'cls': nn.initializers.zeros,  # x_class of equation 1
@@ -65,6 +66,8 @@ GELU: dict[str, Callable[..., jax.Array]] = {
 # Rate in the last layer, which grows linearly from 0 in the first layer; or
 # the rates in the first and in the last layer.
 StochasticDepth = Rate | tuple[Rate, Rate]
+# Number of layers. More would be traced for hours, and are a typing mistake.
+Depth = Annotated[int, Expect(lambda n: 1 <= n <= 1000, 'between 1 and 1000')]
 
 
 def as_pair(size: Size) -> tuple[int, int]:
@@ -231,6 +234,7 @@ class BlockOptions:
       attention ('attn'), the hidden activations ('mlp'), both, or nothing.
     norm: 'layer', LayerNorm, or 'rms', RMSNorm: the kind of every norm.
     norm_eps: epsilon of every norm; 1e-6 in the paper's code.
+    post_norm: whether a residual branch ends, not starts, with its norm.
     biases: linear layers that have a bias; 'mlp' stands for all of the MLP.
     init_std: standard deviation of the initial kernels of attention and MLP;
       DeiT has 0.02. None: as in INIT.
@@ -243,6 +247,7 @@ class BlockOptions:
   sub_norm: tuple[Literal['attn', 'mlp'], ...] = ()
   norm: Literal['layer', 'rms'] = 'layer'
   norm_eps: Positive = 1e-6
+  post_norm: bool = False
   biases: tuple[Projection, ...] = ('query', 'key', 'value', 'out', 'mlp')
   init_std: NonNegative | None = None
 
@@ -328,8 +333,7 @@ def run_layers(
     x: [B, N, D].
     training: whether stochastic depth acts.
     per_layer: whether to return the output of each layer.
-    shared: argument of all layers.
-    **fields: fields of the layers.
+    shared: argument of all layers, which have the fields `fields`.
 
   Returns:
     [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.

@@ -55,7 +55,7 @@ class Block(nn.Module):
     x = layers.keep_batch_split(x)
     if self.posemb:
       x = self.posemb.add_to_layer(self, x, self.layout, shared)
-    y = norm('norm1')(x)
+    y = x if options.post_norm else norm('norm1')(x)
     y = Attention(
       num_heads=self.num_heads,
       options=options,
@@ -66,12 +66,13 @@ class Block(nn.Module):
       train=self.train,
       name='attn',
     )(y, y, shared)
+    y = norm('norm1')(y) if options.post_norm else y
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
     mlp = layers.Mlp(
       self.mlp_dim, options, self.dropout, self.dtype, self.train, name='mlp'
     )
-    y = mlp(norm('norm2')(x))
+    y = norm('norm2')(mlp(x)) if options.post_norm else mlp(norm('norm2')(x))
     return x + self._branch(y, 'ls2', drop_rate)
 
   def _branch(self, y, name, drop_rate):
@@ -109,7 +110,7 @@ class VisionTransformer(layers.Classifier):
   """
 
   width: Count
-  depth: Count
+  depth: layers.Depth
   mlp_dim: Count
   num_heads: Count
   embedding: PatchEmbedding

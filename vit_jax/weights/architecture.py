@@ -131,15 +131,17 @@ def _infer(params, heads, known, given):
     fields = {'pooling': pooling.Mean()} | fields
     if 'posemb' not in fields:
       raise UserError(
-        'The file has no table of positions, and nothing says that its model '
-        'has none. If it has none, pass posemb=None.'
+        'The file has no table of positions, and no config.json that says how '
+        'they are computed. If the model has none, pass posemb=None.'
       )
     if fields['width'] in heads:
       fields = {'num_heads': heads[fields['width']]} | fields
     if 'num_heads' not in fields:
+      example = f'num_heads={max(fields["width"] // 64, 1)}'
       raise UserError(
-        'The file does not contain the number of heads. Give num_heads, for '
-        f'example num_heads={max(fields["width"] // 64, 1)} for heads of 64.'
+        'The file does not contain the number of heads. For heads of 64, give '
+        f'{example}: a tool takes --set {example}, a config '
+        f'--config.init_from.options.{example}.'
       )
   return bundle.from_fields(cls, **fields)
 

@@ -9,10 +9,10 @@ import hashlib
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import urllib.parse
 import zipfile
-import zlib
 from typing import Any
 
 import fsspec
@@ -26,11 +26,8 @@ from vit_jax.types import FlatParams, PathLike, UserError
 
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
+_SHARD = r'[^/\\:]+(?<!\.json)'  # not another index, not in another folder
 _MOST_UNPACKED = 50  # times the bytes of an .npz file
-_DAMAGE = (
-  *(OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error),
-  safetensors.SafetensorError,
-)
 _PICKLE = (
   'It is a pickle (torch.save writes them as .pth, .pt and .bin), which can '
   'execute any code. In PyTorch, save the weights by safetensors.torch.'
@@ -53,14 +50,14 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
       return dict(_npz(path, values))
     if head[8:9] == b'{':
       return dict(_safetensors(path, values))
-    if head.lstrip()[:1] != b'{':
+    if head.lstrip()[:1] != b'{' or path.suffix != '.json':
       raise UserError(
         _PICKLE
         if head[:1] == b'\x80'
         else f'Its format is unknown (it begins {head!r}). Expected .npz, '
         'safetensors, or the index of sharded safetensors'
       )
-  except _DAMAGE as e:
+  except Exception as e:  # parsers raise any type for damaged bytes
     hint = '' if isinstance(e, UserError) else ' Copy or download it again.'
     raise UserError(f'{path} cannot be read: {e}.{hint}') from e
   return {
@@ -71,7 +68,15 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
 
 
 def _shards(path):
-  return sorted({*read_json(path)['weight_map'].values()})
+  """Return the names of an index's shards, which must be in its folder."""
+  files = read_json(path).get('weight_map')
+  names = {f'{x}' for x in files.values()} if isinstance(files, dict) else {''}
+  if wrong := [x for x in names if not re.fullmatch(_SHARD, x)]:
+    raise UserError(
+      f'{path} has the shard {wrong[0]!r:.99}. Expected {{"weight_map": '
+      '{array: name of a .safetensors file in the same folder}}.'
+    )
+  return sorted(names)
 
 
 def _npz(path, values):
@@ -160,19 +165,25 @@ def from_hub(path: str) -> str:
 
   The path is hf://USER/MODEL[@REVISION], for model.safetensors and its configs,
   or hf://USER/MODEL[@REVISION]/FILE. huggingface_hub downloads it to its cache
-  with its token, and raises errors of repositories that are missing or gated.
+  with its token. If that fails, raises UserError.
   """
-  import huggingface_hub
-
-  user, model, *file = path.removeprefix('hf://').split('/', 2)
-  model, _, revision = model.partition('@')
+  parts = path.removeprefix('hf://').strip('/').split('/', 2)
+  name, _, revision = '/'.join(parts[:2]).partition('@')
+  file = parts[2:]
   names = [*file] or ['model.safetensors', 'model-*-of-*.safetensors']
   names += [f'{pathlib.PurePath(name).with_suffix(".json")}' for name in file]
-  folder = huggingface_hub.snapshot_download(
-    f'{user}/{model}',
-    revision=revision or None,
-    allow_patterns=[*names, '*config.json', '*.safetensors.index.json'],
-  )
+  names += ['*config.json', '*.safetensors.index.json']
+  try:
+    import huggingface_hub
+
+    folder = huggingface_hub.snapshot_download(
+      name, revision=revision or None, allow_patterns=names
+    )
+  except Exception as e:  # of the package or of its HTTP client
+    raise UserError(
+      f'{path} cannot be downloaded: {e}\nExpected hf://USER/MODEL[@REVISION]'
+      "[/FILE], a network, and pip install -e '.[hub]'."
+    ) from e
   return '/'.join([folder, *file])
 
 

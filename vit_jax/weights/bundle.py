@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
 from vit_jax.models import posemb
 from vit_jax.models.layers import Classifier, Normalize
-from vit_jax.types import Model, Shape, UserError
+from vit_jax.types import Count, Expect, Model, Shape, Side, UserError
 
 # Fields that change what a model does with its parameters; and fields of these
 # that do not, or whose arrays are reported anyway.
@@ -51,13 +51,13 @@ class Weights:
     is_described: whether model.json or the like says how it was run (dtype).
   """
 
-  model: Any
+  model: Annotated[Any, Expect(lambda m: hasattr(m, 'clone'), 'a Flax module')]
   params: dict[str, np.ndarray]
-  image_shape: tuple[int, int, int]
-  preprocess: Any = dataclasses.field(default_factory=Normalize)
+  image_shape: tuple[Side, Side, Count]
+  preprocess: Callable[..., Any] = dataclasses.field(default_factory=Normalize)
   transforms: tuple[Callable[..., Any], ...] = None  # type: ignore[assignment]
   class_names: list[str] | None = None
-  activation: str = 'softmax'
+  activation: Literal['softmax', 'sigmoid'] = 'softmax'
   origin: str = ''
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0

@@ -33,8 +33,7 @@ def stablehlo(
   """Export a model with its parameters and preprocessing as one function.
 
   Args:
-    weights: Weights.
-    platforms: that the function can run on, of PLATFORMS.
+    platforms: those of PLATFORMS that the function can run on.
     batch_size: B, for runtimes that need to know it; None: any.
 
   Returns:

@@ -106,7 +106,7 @@ def read(
     if arg in config and config[arg] not in values
   ]
   if wrong:
-    raise UserError(f'No model here has {", ".join(wrong)}, as {name} has.')
+    raise UserError(f'{name} needs {", ".join(wrong)}, which is not supported.')
   unused = {k for k in arrays if re.fullmatch(family.unused, k)}
   used = {family.bare(k): x for k, x in arrays.items() if k not in unused}
   arrays = family.prepare(used, config)
@@ -139,7 +139,7 @@ def find(families: Sequence[Family], arrays: FlatParams, name: str) -> Family:
   known = 'such arrays' if named else f'{name!r}'
   raise UserError(
     f'No family here reads {known}. (The file has {", ".join([*arrays][:4])}, '
-    '...)'
+    '...) Reasons for timm: `python -m vit_jax.tools.names refused`.'
   )
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config, tree
+from vit_jax.config.values import hints_of, misfit
 from vit_jax.io.files import read_json, write_atomically
 from vit_jax.models.layers import Classifier, as_pair
 from vit_jax.models.vit import VisionTransformer
@@ -46,6 +47,9 @@ FORMATS = ('vit_jax', *_WRITERS)
 NPZ_FORMATS = ('vit_jax', 'npz')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
+# What model.json and NAME.json have: objects, and plain values.
+_OBJECTS = ('model', 'preprocess', 'transforms')
+_USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation')
 _WEB = ('http://', 'https://')
 
 
@@ -70,7 +74,7 @@ def read(
   Args:
     path: file or folder; local, gs://, s3://, http(s)://, or one that
       `files.from_hub` knows, hf://USER/MODEL.
-    step, ema: of a workdir, see `checkpoint.load_params`.
+    step, ema: for a workdir only, see `checkpoint.load_params`.
     trust: packages whose classes the file may name, for models and transforms
       of your own: ('my_package',).
     values: False: params are empty. Of a workdir only model.json is read; of a
@@ -89,7 +93,7 @@ def read(
   try:
     directory, source = _locate(path, step)
     if step is not None and source is not None:
-      raise UserError(f'step={step} is of workdirs. Leave it out.')
+      raise UserError(f'step={step} applies only to workdirs. Leave it out.')
     if directory is not None:
       weights = _described(workdirs.description(directory), trust, options)
       if values:
@@ -157,11 +161,29 @@ def _read_file(source, trust, options, values):
       if name == 'hf' and settings is not None:
         more = _sibling(source, 'preprocessor_config.json')
         settings |= {'preprocessor_config': more}
-      return reader.read(arrays, settings, **options)
+      return _interpret(reader, arrays, settings, options)
   raise UserError(
     f'The file has the arrays {", ".join(sorted(arrays)[:8])}, .... This is '
     f'none of the known formats: {", ".join(FORMATS)}, big_vision.'
   )
+
+
+def _interpret(reader, arrays, settings, options):
+  """Return Weights of a file; say what is unknown without config.json."""
+  is_bare = settings is None and reader in (timm, huggingface)
+  try:
+    weights = reader.read(arrays, settings, **options)
+  except Exception as e:  # values in config.json may have any type
+    text = f'config.json, an array or an option is not as expected: {e!r:.200}.'
+    text = str(e) if isinstance(e, UserError) else text
+    hint = "\nPut the model's config.json next to the file." * is_bare
+    raise UserError(f'{text}{hint}') from e
+  if is_bare and (block := getattr(weights.model, 'block', None)):
+    weights.notes.append(
+      '  assumed without a config.json: norms before attention and MLP, '
+      f'{block.mlp}, norm_eps={block.norm_eps}, {weights.model.posemb}'
+    )
+  return weights
 
 
 def _sibling(path, name):
@@ -174,23 +196,25 @@ def _sibling(path, name):
 def _described(content, trust, options):
   """Return Weights without parameters from model.json or NAME.json."""
   given = {k: v for k, v in options.items() if k != 'image_size'}
-  parts = {
-    name: config.build(content[name], trust=trust)
-    for name in ('model', 'preprocess', 'transforms')
-    if content.get(name) is not None
-  }
-  model = parts.pop('model')
+  hints, found = hints_of(Weights), {}
+  for name in _USE:
+    value = content.get(name)
+    if name in _OBJECTS:
+      value = config.build(value, trust=trust)
+    if value is not None or name in ('model', 'image_shape'):
+      if reason := misfit(value, hints[name]):
+        raise UserError(f'{name}={value!r:.100} is damaged: {reason}.')
+      found[name] = value
+  model, image_shape = found.pop('model'), tuple(found.pop('image_shape'))
   if isinstance(model, Classifier) and hasattr(model, 'scan'):
     given = {'scan': False} | given
   return Weights(
     bundle.replace(model, **given),
     {},
-    tuple(content['image_shape']),
-    class_names=content.get('class_names'),
-    activation=content.get('activation') or 'softmax',
+    image_shape,
     origin='vit_jax',
     is_described=True,
-    **parts,
+    **found,
   )
 
 
@@ -215,8 +239,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
   """Write weights; return the paths of the files.
 
   Args:
-    weights: Weights.
-    path: of the file (vit_jax, npz) or the folder (timm, hf).
+    path: path of the file (vit_jax, npz) or the folder (timm, hf).
     format: one of FORMATS.
 
   Raises:
@@ -250,6 +273,4 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
 
 def describe_use(weights: Weights) -> dict[str, Any]:
   """Return the content of NAME.json."""
-  names = 'model', 'image_shape', 'preprocess', 'transforms'
-  found = (*names, 'class_names', 'activation')
-  return {name: config.describe(getattr(weights, name)) for name in found}
+  return {x: config.describe(getattr(weights, x)) for x in _USE}

@@ -63,7 +63,7 @@ _TIMM_SIZES = {
   **{'huge': 'H', 'giant': 'g', 'gigantic': 'G', 'so400m': 'So400m'},
 }
 
-# Listed names, besides those of ResNets; other sizes, depths and widths have
+# Listed names, in addition to ResNets; other sizes, depths and widths have
 # names, too.
 _LISTED = """
   ViT-Ti/16 ViT-S/32 ViT-S/16 ViT-S/8 ViT-M/32 ViT-M/16 ViT-B/32 ViT-B/16

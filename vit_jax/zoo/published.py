@@ -18,7 +18,7 @@ ijepa facebook/ijepa_* H,g 14,16 224,448 mean cc-by-nc-4.0 hf,timm
 tipsv2 timm/*tipsv2* B,L,So400m,g 14 448 token apache-2.0 timm
 siglip google/siglip* B,L,So400m,g-opt 14-32 224-512 map apache-2.0 hf,timm,npz
 metaclip facebook/metaclip-* B,L,H,G 14,16,32 224,378 token cc-by-nc-4.0 hf,timm
-dfn apple/DFN* B,L,H 14,16 224,378 token apple-ascl timm,original
+dfn apple/DFN* B,L,H 14,16 224,378 token apple-amlr-noncommercial timm,original
 datacomp laion/*DataComp* B,L 14,16,32 224,256 token mit? timm,hf,original
 laion laion/CLIP-* B,L,H,g,G 14,16,32 224 token mit? hf,timm,original
 openai openai/clip-* B,L 14,16,32 224,336 token mit? hf,timm,original
@@ -32,9 +32,20 @@ naver timm/*rope*naver* S,B,L 16 224 token apache-2.0 timm
 flexivit timm/flexivit_* S,B,L 16 240 token apache-2.0 timm,npz
 augreg timm/vit_*augreg* Ti,S,B,L 8,16,32 224,384 token apache-2.0 timm,npz
 mae facebook/vit-mae-* B,L,H 14,16 224 token cc-by-nc-4.0 hf,timm
+msn facebook/vit-msn-* S,B,L 16,7,4 224 token apache-2.0 hf
 vit- google/vit-* B,L,H 16,32,14 224,384 token apache-2.0 hf
 """
 _ROWS = [line.split() for line in _TABLE.strip().splitlines()]
+REFUSED = {  # patterns of timm's ViTs that are not read: reason
+  'naflexvit_*': 'images of several shapes in a batch',
+  '*relpos*': 'relative positions from an MLP',
+  'samvit_*': 'attention in windows',
+  '*_18x2_* *_xp_* *_pwee_* *_dpwee_*': 'parallel branches in a layer',
+  '*_dwee_* *_dlittle_*': 'differential attention',
+  '*_resnet??d_* *_mci_*': 'another CNN before the patches',
+  '*_sapiens2': 'grouped-query attention',
+  'test_vit3': 'attention pooling of registers',
+}
 
 
 def licence(hub_name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""transformers' ViT, and MAE, I-JEPA, BEiT and data2vec-vision.
+"""transformers' ViT, DeiT, MSN, MAE, I-JEPA, BEiT and data2vec-vision.
 
 ViTs have a pooled class token and no registers, MAP head or LayerScale. The
 tanh layer of a ViTModel, `pooler`, is our representation layer; a classifier
@@ -49,10 +49,9 @@ def layers(layer: str, norms: str, attention: str, mlp: str) -> list[Key]:
 OLD = 'attention.attention.{x} attention.output.dense'
 NEW = 'attention.{x[0]}_proj attention.o_proj'
 _NORMS = 'layernorm_before layernorm_after'
+_TABLE = 'cls_pos_embedding|dist_pos_embedding|pos_embedding'
 PATCHES = (
-  Key(
-    'embeddings.position_embeddings', 'cls_pos_embedding|pos_embedding', 'table'
-  ),
+  Key('embeddings.position_embeddings', _TABLE, 'table'),
   *conv('embeddings.patch_embeddings.projection', 'embedding'),
 )
 _ROWS = (
@@ -64,8 +63,16 @@ _ROWS = (
 )
 _CLS = Key('embeddings.cls_token', 'cls')
 _KEYS = KeyMap(_CLS, *_ROWS, *linear('pooler.dense', 'pre_logits'))
-_TABLE = 'relative_position_bias.relative_position_bias_table'
-_OF_LAYER = 'encoder.layer.{i}.attention.attention.' + _TABLE
+# Only a classifier with a teacher reads DeiT's distillation token.
+_TEACHER = KeyMap(
+  Key('embeddings.distillation_token', 'dist'),
+  *linear('cls_classifier', 'head/cls'),
+  *linear('distillation_classifier', 'head/dist'),
+  *_KEYS.keys,
+)
+_VIT = KeyMap(Key('embeddings.distillation_token', 'registers'), *_KEYS.keys)
+_RELATIVE = 'relative_position_bias.relative_position_bias_table'
+_OF_LAYER = 'encoder.layer.{i}.attention.attention.' + _RELATIVE
 _BEIT = KeyMap(
   _CLS,
   *_ROWS,
@@ -146,6 +153,9 @@ def _write_vit(weights):
   config['pooler_act'] = 'tanh'
   if model.head.representation_size:
     config['pooler_output_size'] = model.head.representation_size
+  elif not model.num_classes:
+    note = '  transformers adds a random pooler, unless add_pooling_layer=False'
+    weights.notes.append(note)
   return arrays, config
 
 
@@ -167,7 +177,7 @@ def _share(arrays, config):
   """Return arrays with a bias that all layers share in each of them."""
   if not config.get('use_shared_relative_position_bias'):
     return arrays
-  table, depth = arrays.pop(f'encoder.{_TABLE}'), config['num_hidden_layers']
+  table, depth = arrays.pop(f'encoder.{_RELATIVE}'), config['num_hidden_layers']
   return arrays | {_OF_LAYER.format(i=i): table for i in range(depth)}
 
 
@@ -179,35 +189,35 @@ family = functools.partial(  # (pattern, anchor, keys, write=..., ...)
   Family,
   heads={768: 12},
   configure=configure,
-  prefix=r'(vit|ijepa|beit|data2vec_vision|dinov2\w*|model|vision_model)\.',
+  prefix=r'(vit|deit|ijepa|beit|data2vec_vision|dinov2\w*|model|vision_model)\.',
   unused=UNUSED,
-  rows=(('cls',),),
+  rows=(('cls', 'dist', 'registers'), ('cls',)),
   posemb_resize='bicubic',
+)
+_beit = functools.partial(
+  family, 'beit|data2vec-vision', keys=_BEIT, configure=_configure_beit
 )
 _ANCHOR = r'(encoder\.layer|layers)\.0\.layernorm_before\.weight'
 _OWN = {'block.mlp': Gelu('exact'), 'block.norm_eps': 1e-12}
 _PLAIN = PLAIN | _OWN
 FAMILIES = (
+  family('(deit)?', r'cls_classifier\.weight', _TEACHER, _PLAIN),
   family(
-    '(vit)?',
+    '(vit|vit_msn|deit)?',
     _ANCHOR,
-    _KEYS,
+    _VIT,
     fields=_PLAIN,
     args={'pooler_act': ('tanh',)},
     prepare=_prepare,
-    posemb_resize='paper',
     write=_write_vit,
   ),
   family(
     'vit_mae|ijepa', _ANCHOR, KeyMap(_CLS, *_ROWS), _PLAIN, write=_write_ijepa
   ),
-  family(
-    'beit|data2vec-vision',
+  _beit(r'embeddings\.position_embeddings', fields=_OWN),
+  _beit(
     _ANCHOR,
-    _BEIT,
-    _OWN | {'posemb': RelativeBias()},
-    configure=_configure_beit,
-    args={'use_absolute_position_embeddings': (False,)},
+    fields=_OWN | {'posemb': RelativeBias()},
     prepare=_share,
     posemb_resize='bilinear',
   ),

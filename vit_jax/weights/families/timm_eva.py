@@ -44,6 +44,7 @@ _DINOV3 = {'use_rot_pos_emb': True, 'rope_type': 'dinov3', 'norm_eps': 1e-5}
 # Regular expression of names: arguments of Eva or Beit, and of Family below.
 _ARGS: dict[str, dict[str, Any]] = {
   r'vit_\w+_patch16_(dinov3(_qkvb)?|lingbot)': _DINOV3,
+  r'eva02_enormous_\w+': {'use_post_norm': True},
   r'eva02_(tiny|small)_patch14_\d+': _EVA02 | {'mlp_keys': timm_vit.PACKED},
   r'eva02_(base|large)_\w+|vit_[a-z]+_patch16_rope_reg\d_gap_256': _EVA02,
   r'eva_giant_\w+': {},
@@ -67,6 +68,7 @@ def _configure(defaults, config, arrays):
   args = {**defaults, **config}
   found = timm_vit.configure(args, arrays)
   found['block.norm_eps'] = args.get('norm_eps', 1e-6)
+  found['block.post_norm'] = bool(args.get('use_post_norm'))
   found['embedding.bias'] = 'norm_pre.weight' not in arrays
   if isinstance(found['pooling'], Map):
     heads = args.get('attn_pool_num_heads')
@@ -92,8 +94,9 @@ def _write(weights):
   model, block = weights.model, weights.model.block
   pooling, posemb = model.pooling, model.posemb
   biases = ''.join(name[0] for name in block.biases)
-  if biases not in ('om', 'qvom', 'qkvom'):
-    raise UserError(f"timm's Eva has no model with biases={block.biases}.")
+  scaled = block.qk_norm or block.layerscale_init is not None
+  if biases not in ('om', 'qvom', 'qkvom') or (block.post_norm and scaled):
+    raise UserError(f"timm's Eva has no model with {block}.")
   if not (posemb and posemb.in_layers):
     weights, posemb = bundle.with_table(weights), Learned()
   elif not isinstance(posemb, RelativeBias | rotary.Rotary):
@@ -118,6 +121,7 @@ def _write(weights):
       'class_token': pooling.class_token,
       'num_reg_tokens': pooling.num_registers,
       'qk_norm': block.qk_norm,
+      'use_post_norm': block.post_norm,
       'qkv_fused': not is_normed,
       'attn_type': 'rope' if 'k' in biases else 'eva',
       'scale_attn_inner': 'attn' in block.sub_norm,

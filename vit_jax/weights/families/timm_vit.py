@@ -248,6 +248,7 @@ FAMILIES = (
     {'block.mlp': _TANH},
   ),
   _like('vit_base_patch16_gap_224', {'num_heads': 16}),
+  _like('vit_base_patch16_rpn_224', {'block.post_norm': True}),
   _like('test_vit2?', {'num_heads': 2}),
   _like('test_vit4', {'num_heads': 3}),
   _like(r'vit_[a-z]+_patch\d+(_plus)?_clip_\d+', _CLIP),
