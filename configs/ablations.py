@@ -17,7 +17,7 @@ Arguments (separated by commas; the first of a list is the default):
   axial      figure 13: axial ViTs and an axial ResNet against the plain models
   optimizer  table 7: ResNets with Adam and SGD, fine-tuned on five data sets
   name=jft, classes=18291   the data set of pre-training, see scaling.py
-  epochs=7        of all runs (table 3 has 7 for these models)
+  epochs=7   epochs of all runs (table 3 has 7 for these models)
   seeds=1    with `optimizer`: fine-tunings; with `embedded`: runs of each model
   embedded   glyphs instead of JFT and digits (10-shot) instead of ImageNet;
              models of width 64 on 24 px, see scaling_embedded.py

@@ -14,14 +14,14 @@ def parse(argument, switches=(), **options):
     argument: words separated by commas; '' for the defaults.
     switches: words that set an attribute of their name to True.
     **options: {name: default}. A tuple of words takes one of them (the first is
-      the default); a str or a number takes name=VALUE; the types int and float
-      take a number and default to None.
+      the default, which may be None); a str or a number takes name=VALUE; the
+      types int and float take a number and default to None.
   """
   words = {word: (word, True) for word in switches}  # those without a value
   values = dict.fromkeys(switches, False)
   for name, option in options.items():
     if isinstance(option, tuple):
-      words |= {choice: (name, choice) for choice in option}
+      words |= {choice: (name, choice) for choice in option if choice}
       option = option[0]
     values[name] = None if isinstance(option, type) else option
   given = {}

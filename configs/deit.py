@@ -24,7 +24,7 @@ Arguments (separated by commas; the first of a list is the default):
               deit3_finetune 20, after imagenet21k 50
   size=PX     deit3_finetune: 224; for imagenet,S/16, trained at 224 px, 384.
               After imagenet21k, fine-tune the result again with imagenet
-  folder, fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md
+  folder, fsdp, tensor=1, tiny   see "Config options" in docs/training.md
 
 Published: top-1 in % on the validation set of ImageNet. deit at 224 px, the
 distilled models with hard distillation by a RegNetY-16GF (82.9, from memory);
@@ -47,11 +47,13 @@ where stochastic depth, 224 px and 3e-3 are our choice.
 
 Different here: the warm-up starts at 0 instead of 1e-6, and rates change with
 each step instead of each epoch; the loss of `soft` is summed over classes (the
-released code divides by their number); class and distillation token start at 0;
-query, key and value are one parameter of LAMB there; the noise of random
-erasing is clipped to [0, 255]; evaluators use the EMA; deit3 has no EMA;
-position embeddings are interpolated by a cubic kernel with a = -0.5 (PyTorch:
--0.75, from memory); 51,200 images of ImageNet-21k are held out.
+released code divides by their number); class and distillation token start at 0,
+like the bias of the patch embedding (uniform there, and so is its kernel); in
+timm, LayerScale starts at 1e-6; query, key and value are one parameter of LAMB
+there; the noise of random erasing is clipped to [0, 255]; evaluators use the
+EMA; deit3 has no EMA; position embeddings are interpolated by a cubic kernel
+with a = -0.5 (PyTorch: -0.75, from memory); 51,200 images of ImageNet-21k are
+held out.
 """
 
 from configs import arguments, common
@@ -109,11 +111,7 @@ def get_config(argument=''):
   is_deit, finetuning = args.recipe == 'deit', args.recipe == 'deit3_finetune'
   on_21k = args.data == 'imagenet21k'
   config = common.training()
-  config.preprocess = common.make(
-    'models.layers.Normalize',
-    mean=(123.675, 116.28, 103.53),
-    std=(58.395, 57.12, 57.375),
-  )
+  config.preprocess = common.imagenet_colours()
   config.model = transformer(args)
   config.objective = objective(args)
   images = crop(size, simple=on_21k)

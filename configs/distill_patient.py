@@ -12,7 +12,7 @@ hf://timm/resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k.
 
 Arguments (separated by commas):
   epochs=1200   the paper has 300 to 9600: the longer the better
-  folder, tiny  see "Words of configs" in docs/training.md
+  folder, tiny  see "Config options" in docs/training.md
 
 Published: 82.8% top-1 (abstract; the longest training, 9600 epochs, is from
 memory). What 1200 epochs reach is not known here.

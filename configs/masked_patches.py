@@ -16,7 +16,7 @@ Arguments (separated by commas; the first of a list is the default):
   name=jft      the TFDS data set
   imagenet      ImageNet instead
   steps=1000000
-  folder, tiny  see "Words of configs" in docs/training.md
+  folder, tiny  see "Config options" in docs/training.md
 
 Expected: 79.9% on ImageNet after fine-tuning, 2 points above training from
 scratch and 4 below supervised pre-training (on JFT), with mean_colour, which

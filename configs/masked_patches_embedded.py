@@ -12,7 +12,7 @@ Arguments (separated by commas; the first of a list is the default):
   downsampled, mean_colour, pixels   what is predicted of a patch; the mean of
              most patches of 4 x 4 pixels is black
   ratio=0.5  fraction of the patches that is corrupted
-  steps=1000 of 128 images
+  steps=1000   steps of 128 images
   tiny       seconds
 
 Result (accuracy in % on 768 scans by other writers, mean and standard deviation

@@ -10,13 +10,13 @@ Arguments (separated by commas; the first of a list is the default):
   best, none, light1, light2, medium1, medium2, strong1, strong2   the
              augmentation (LEVELS). best is the best one published for this
              model, these data and this many epochs (BEST)
-  reg=RATE   of both dropout and stochastic depth; the paper has 0 and 0.1, and
-             the default is the published best
+  reg=RATE   rate of both dropout and stochastic depth; the paper has 0 and 0.1,
+             and the default is the published best
   epochs=300   the paper has 300, and for imagenet21k also 30
   faults     RandAugment with the faults of big_vision's code, as the published
              models had it (derived): see pretrain_better_plain.py. Without them
              light2 and above differ from the paper's
-  folder, tiny   see "Words of configs" in docs/training.md
+  folder, tiny   see "Config options" in docs/training.md
 
 Expected: docs/augreg.md has table 3 and figure 4, e.g. 79.84 for B/16 after 300
 epochs of imagenet, and 81.63 after fine-tuning at 384 px (finetune.py with

@@ -7,7 +7,7 @@ Arguments (separated by commas; the first of a list is the default):
   S/16, B/16   the model; the paper has no B/16
   epochs=90    the paper has 90, 150 and 300
   faults       RandAugment with the two faults of big_vision's code, see below
-  folder, tiny   see "Words of configs" in docs/training.md
+  folder, tiny   see "Config options" in docs/training.md
 
 Expected: top-1 in % at 224 px, without fine-tuning, of S/16:
 

@@ -8,7 +8,7 @@ Arguments (separated by commas; the first of a list is the default):
   R50x1, R50x3, R101x1, R101x3, R152x2, R152x4   the model, in BiT's form; that
            of the ViT paper's released code is --config.model.form=postact
   epochs=90
-  folder, tiny   see "Words of configs" in docs/training.md
+  folder, tiny   see "Config options" in docs/training.md
 
 Expected: top-1 in % after fine-tuning the released BiT-M like finetune.py's
 `bit` (with mixup, at 480 px; CIFAR with batch 128 and rate 0.001), from the

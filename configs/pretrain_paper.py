@@ -14,7 +14,7 @@ Arguments (separated by commas; the first of a list is the default):
   name=jft, classes=18291   of jft: the TFDS data set and its number of classes;
                  0 for as many as the data set says it has
   epochs=EPOCHS, lr=RATE   replace table 3's. The paper has no rate of R200x3
-  folder, fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md
+  folder, fsdp, tensor=1, tiny   see "Config options" in docs/training.md
 
 TFDS has no public ImageNet-21k. Prepare a set named 'imagenet21k' with one
 split, 'full', an 'image' and a 'label' below 21,843. JFT is not public: a large

@@ -11,7 +11,7 @@ Arguments (separated by commas; the first of a list is the default):
   name=jft_3b, classes=29593   the TFDS data set and its number of classes; 0
                 for as many as the data set says it has
   epochs=EPOCHS   instead of 1M steps, or 40 billion examples of So400m/14
-  fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md. The number
+  fsdp, tensor=1, tiny   see "Config options" in docs/training.md. The number
                 of shards should divide the model's width (G/14: 128 shards)
 
 Published: top-1 in % on ImageNet after fine-tuning, and of a linear regression

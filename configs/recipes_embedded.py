@@ -8,8 +8,8 @@ scratch. Each is done with a baseline (AdamW, random crops), and with one part
 more (RECIPES). For pre-training there are also the optimizers of OPTIMIZERS.
 
 Arguments (separated by commas):
-  seeds=3    of each recipe and optimizer
-  steps=600  of 32 images, on glyphs
+  seeds=3    seeds for each recipe and optimizer
+  steps=600  steps of 32 images, on glyphs
   tiny       one seed, few steps: minutes, to check that it runs
 
 Protocol and result (23.4 min on 2 busy CPU cores): docs/recipes.md.

@@ -19,7 +19,7 @@ Arguments (separated by commas; the first of a list is the default):
   depth, width, mlp, patch, all   any families of shape; all, if none is given
   name=jft, classes=18291   the data set, see pretrain_paper.py
   seeds=1   fine-tunings of each kind in compute and fig3
-  lr=RATE   shape: 6e-4. compute: of R200x3, which the paper does not state;
+  lr=RATE   shape: 6e-4. compute: the rate of R200x3, which the paper omits;
             without it this model is left out
   images=303000000, sizes=9M+30M+90M+all   fig4: size of the data set, and its
             subsets; k is a thousand

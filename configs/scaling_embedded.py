@@ -12,7 +12,7 @@ Arguments (separated by commas; the first of a list is the default):
   glyphs, fractals   pre-training data; fractals are drawn once, at the start,
              which takes some minutes
   seeds=3    runs of each model and N: other images, order and initialisation
-  steps=1200 of 64 images
+  steps=1200   steps of 64 images
   lr=3e-3    learning rate of all models, which have 15 to 16 MFLOP forward
   tiny       two values of N, one seed, a few steps: minutes
 

@@ -12,7 +12,7 @@ Arguments (separated by commas; the first of a list is the default):
   muon       Muon against AdamW, with weak and strong augmentation
   fractal    pre-training on perturbations of one fractal, by their strength
   warmup     a warm-up on sentences of formal grammars, before any image
-  seeds=3    of each arm, besides the one that chooses its learning rate
+  seeds=3    seeds for each arm; one more chooses its learning rate
   tiny       one seed, few steps: minutes, to check that it runs
 
 All arms have the same budget for their rates, which are chosen on data that no

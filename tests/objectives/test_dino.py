@@ -18,7 +18,7 @@ from synthetic import Synthetic
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import MultiCrop
-from vit_jax.durations import Timeline, steps
+from vit_jax.durations import Timeline, epochs, steps
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
@@ -240,10 +240,15 @@ def test_the_teacher_is_the_ema_and_sees_global_views():
   np.testing.assert_allclose(few, student[:, :2], rtol=2e-5, atol=1e-6)
 
 
-def test_the_last_layer_waits_an_epoch():
+@pytest.mark.parametrize(
+  ('length', 'frozen'), [(epochs(1), 2), (steps(1), 1), (None, 0)]
+)
+def test_the_last_layer_waits_as_long_as_given(length, frozen):
   head = dataclasses.replace(HEAD, norm_last_layer=False)
-  loss_fn = make(head=head)
-  for step, moves in ((0, False), (1, False), (2, True)):
+  loss_fn = make(head=head, freeze_last_layer=length)
+  assert Dino.freeze_last_layer == epochs(1)
+  for step in range(3):
+    moves = step >= frozen
     state = start(loss_fn, step=step)
     state.params['objective']['last']['length'] = jnp.ones((1, 1, head.outputs))
     _, grads = grads_of(loss_fn, state, recorder.crops(0))

@@ -21,6 +21,7 @@ from vit_jax.objectives.mae import Decoder, Mae
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.weights.families import hf_vit
 from vit_jax.weights.keymap import Key, KeyMap, linear, norm
+from vit_jax.zoo import names
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'mae.npz'
 RNG = np.random.default_rng(0)
@@ -86,7 +87,7 @@ def test_equals_transformers():
     Normalize(),
     depth=2,
     embedding=PatchEmbedding(4),
-    posemb=SinCos2d(10_000 ** (1 - 4 / 12)),
+    posemb=SinCos2d(endpoint=False),
     block=BlockOptions(mlp=Gelu('exact')),
   )
   shapes = tree.flatten(params).items()
@@ -194,6 +195,23 @@ def test_positions_of_an_oblong_grid():
       rows.append(np.array(waves))
   table = mae._decoder(IMAGES).posemb.table({}, (1, 1), 8)
   np.testing.assert_allclose(table, rows, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('name', 'width', 'heads'),
+  [('Ti/16', 128, 4), ('S/16', 256, 8)]
+  + [(x, 512, 16) for x in ('B/16', 'L/16', 'H/14')],
+)
+def test_the_decoder_is_smaller_than_the_encoder(name, width, heads):
+  model = names.create(name, num_classes=0)
+  mae = Mae(model, preprocess=COLOURS)
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+  decoder = tree.flatten(jax.eval_shape(mae.init, jax.random.key(0), images))
+  kernels = [x for path, x in decoder.items() if path.endswith('query/kernel')]
+  assert [x.shape for x in kernels] == [(width, heads, 32)] * 8
+  encoder = jax.eval_shape(model.init, jax.random.key(0), images)
+  sizes = [sum(x.size for x in jax.tree.leaves(y)) for y in (decoder, encoder)]
+  assert sizes[0] < 0.4 * sizes[1]
 
 
 # Models.

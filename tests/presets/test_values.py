@@ -1,12 +1,18 @@
 """The values of the configs are those of the papers' tables."""
 
+import operator
 import re
 
+import jax
 import pytest
 from preset_configs import ROOT, VARIANTS, load_config, load_module
 
+from vit_jax import tree
+from vit_jax.config import resolve
 from vit_jax.durations import Duration, Timeline, epochs
+from vit_jax.models.layers import Normalize
 from vit_jax.optim.schedules import Schedule
+from vit_jax.zoo import names
 
 # Table 3: data and models; epochs, learning rate, decay, weight decay, dropout,
 # clipping; steps in thousands for that many million images.
@@ -369,6 +375,67 @@ def test_arguments_are_documented_and_others_refused(name):
 def test_words_that_no_option_takes(argument, named):
   with pytest.raises(ValueError, match=re.escape(named)):
     load_config('pretrain_paper', argument)
+
+
+# Of the released code: model, batch, epochs, epochs of warm-up, peak rate, std
+# of initial kernels, and parts of the config.
+WITHOUT_LABELS = {
+  'dino': ('S/16', 1024, 300, 10, 5e-4 * 4, 0.02, {
+    'objective.teacher_temperature': 0.07,
+    'objective.teacher_warmup_epochs': 30,
+    'objective.head.norm_last_layer': False,
+  }),
+  'simdino': ('B/16', 512, 100, 10, 5e-4 * 2, 0.02, {}),
+  'mae': ('B/16', 4096, 1600, 40, 1.5e-4 * 16, None, {}),
+  'lejepa': ('L/14', 512, 100, 5, 5e-4, 0.02, {
+    'objective.regularizer.weight': 0.05,
+    'objective.regularizer.slices': 1000,
+    'objective.projector.outputs': 512,
+  }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('method', WITHOUT_LABELS)
+def test_learning_without_labels(method):
+  name, *values, lr, std, parts = WITHOUT_LABELS[method]
+  config = load_config('pretrain_folder', f'{method},imagenet')
+  size, patch = name.split('/')
+  assert config.model.width == names.SIZES[size][0]
+  assert config.model.embedding.patch_size == (int(patch),) * 2
+  warmup = config.schedule.warmup_epochs
+  assert [config.data.batch_size, config.total_epochs, warmup] == values
+  assert config.schedule.lr == pytest.approx(lr)
+  block = {'mlp': {'form': 'exact'}, 'init_std': std}
+  assert config.model.block.to_dict() == block
+  assert config.model.embedding.init_std == std
+  assert config.preprocess.std == (58.395, 57.12, 57.375)
+  assert {x: operator.attrgetter(x)(config) for x in parts} == parts
+  crop = config.data.transforms[0]
+  counts = {'dino': 8, 'simdino': 10, 'lejepa': 6}
+  assert crop.get('local_count') == counts.get(method)
+  assert crop.get('method') == ('torch' if method == 'mae' else None)
+  # A longer run has the same warm-up, another model is built if it is named.
+  other = load_config('pretrain_folder', f'{method},imagenet,L/16,epochs=900')
+  assert other.schedule.warmup_epochs == warmup and other.model.depth == 24
+
+
+@pytest.mark.parametrize('method', ['dino', 'mae'])
+def test_all_but_biases_and_norms_decay(method):
+  """As in the released codes: arrays of PyTorch with several dimensions."""
+  config = load_config('pretrain_folder', f'{method},S/16')
+  model = resolve(config.model)
+  objective = resolve(config.objective)(model, preprocess=Normalize())
+  images = jax.ShapeDtypeStruct((1, 32, 32, 3), 'float32')
+  made = {
+    'objective/': jax.eval_shape(objective.init, jax.random.key(0), images),
+    '': jax.eval_shape(model.init, jax.random.key(0), images)['params'],
+  }
+  paths = {start + x for start in made for x in tree.flatten(made[start])}
+  decayed = {
+    x for x in paths if tree.first_match(config.optimizer.decay_mask, x) == 0
+  }
+  assert {x.split('/')[-1] for x in paths - decayed} == {'bias', 'scale'}
+  assert not any(x.endswith(('bias', 'scale')) for x in decayed)
 
 
 CONTRADICTIONS = {  # the error names the last word

@@ -44,7 +44,6 @@ class Chooser:
 
   Attributes:
     batch_size: examples that all devices process at a time.
-    mesh: mesh of the devices.
     record: {case: implementation} of choices that were made before. New ones
       are added, so that a resumed run can use them.
     report: gets the choices and times in words.

@@ -56,7 +56,7 @@ class MlpMixer(layers.Classifier):
   """
 
   width: Count
-  depth: Count
+  depth: layers.Depth
   tokens_mlp_dim: Count
   channels_mlp_dim: Count
   embedding: PatchEmbedding

@@ -145,7 +145,7 @@ class Map(Pooling):
   """One learned query that attends to the patches ("Scaling ViT").
 
   Attributes:
-    num_heads, mlp_dim: of its attention and MLP; None: those of the model.
+    num_heads, mlp_dim: sizes of its attention and MLP; None: as in the model.
     all_tokens: whether it attends to the tokens before the patches, too.
   """
 

@@ -216,10 +216,13 @@ class SinCos2d(PositionEmbedding):
 
   With ω_i = temperature^(-i / (D/4 - 1)), i = 0 .. D/4 - 1, the patch in row y
   and column x gets [sin ωx, cos ωx, sin ωy, cos ωy] ("Better plain ViT
-  baselines for ImageNet-1k", section 2). The class token has no position.
+  baselines for ImageNet-1k", section 2). Without `endpoint`, ω_i is
+  temperature^(-i / (D/4)), as in the code of MAE. The class token has no
+  position.
   """
 
   temperature: Positive = 10_000.0
+  endpoint: bool = True
 
   def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
     width = x.shape[-1]
@@ -228,7 +231,8 @@ class SinCos2d(PositionEmbedding):
   def table(self, params: FlatParams, grid: Grid, width: int) -> Table:
     if width % 4 or width < 8:
       raise UserError(f'SinCos2d needs a width of 8, 12, 16, ..., got {width}.')
-    omega = self.temperature ** -(np.arange(width // 4) / (width // 4 - 1))
+    n = width // 4
+    omega = self.temperature ** -(np.arange(n) / (n - self.endpoint))
     y, x = np.mgrid[: grid[0], : grid[1]]
     x, y = x[..., None] * omega, y[..., None] * omega
     waves = [np.sin(x), np.cos(x), np.sin(y), np.cos(y)]

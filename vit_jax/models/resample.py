@@ -88,8 +88,8 @@ def resize_parameter(
 
   Args:
     model: model that the parameter is for; its `posemb` resizes its own tables.
-    path, array, shape: of the parameter, its value in another model, and its
-      shape in this model.
+    path, array, shape: path of the parameter, its value in another model, and
+      its shape in this model.
     posemb_resize: method for position embeddings, one of METHODS.
     patch_resize: method for patches; None: their size must not differ.
     adapt_channels: whether channels of images may be summed to one, or repeated

@@ -250,7 +250,6 @@ class ResNet(layers.Classifier):
   Attributes:
     stages: units in each stage; (3, 4, 6, 3) is an R50.
     width_factor: the x1, x2, ... in the name.
-    form: see above.
     head, num_classes, dtype: as in VisionTransformer.
     remat: what to recompute of a unit, as in VisionTransformer.
     middle: class in place of the 3x3 convolutions, with the fields of StdConv.

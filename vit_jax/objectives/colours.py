@@ -34,9 +34,9 @@ class Colour:
 
   Attributes:
     flip, jitter_probability, grey, blur, solarize: probabilities.
-    jitter: of brightness, contrast, saturation and hue, in random order. x: the
-      factor is uniform between max(0, 1 - x) and 1 + x; the hue is turned by a
-      uniform fraction of the circle between -x and x.
+    jitter: strengths of brightness, contrast, saturation and hue, which change
+      in random order. For strength x, a factor is uniform in max(0, 1 - x) to
+      1 + x; the hue turns by a uniform fraction of the circle in -x to x.
     blur_sigma: bounds of the uniform standard deviation, in pixels. The kernel
       ends at 3 times the upper one.
   """
@@ -123,8 +123,8 @@ class Views:
   """Colours of the views of a batch, by default as in main_dino.py of DINO.
 
   Attributes:
-    globals: of each global view; more views have the last one.
-    local: of all local views.
+    globals: colours of each global view; more views have the last one.
+    local: colours of all local views.
   """
 
   globals: tuple[Colour, ...] = (

@@ -112,7 +112,7 @@ class Dino(SelfDistillation):
     teacher_temperature: it rises to this from warmup_teacher_temperature in
       each step (the paper's code: epoch) of teacher_warmup. Published ViT-S:
       from 0.04 to 0.07 in 30 epochs.
-    centre_momentum: of the EMA of former teacher outputs, which is subtracted.
+    centre_momentum: decay of the EMA of teacher outputs, which is subtracted.
     freeze_last_layer: how long prototypes have no gradient. Adam counts these
       steps, and weight decay acts in them, unlike in PyTorch.
   """

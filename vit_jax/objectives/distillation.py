@@ -152,14 +152,14 @@ def distillation(
   paper). Its released code divides the soft loss by the number of classes, too.
 
   Args:
-    model, preprocess: of the student.
+    model, preprocess: the student's model and preprocessing.
     teacher: see Teacher.
     objective: `softmax_xent` or `sigmoid_xent`, the loss of the labels.
     kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
       summed over classes, times temperature^2; 'hard': the softmax
       cross-entropy of the teacher's most probable class.
-    temperature: of 'soft'.
-    weight: of the loss of the teacher.
+    temperature: softmax temperature for kind='soft'.
+    weight: weight of the teacher's loss; the label loss has 1 - weight.
 
   Returns:
     Objective with the metrics of `objective` and 'loss', 'label_loss',

@@ -66,9 +66,10 @@ class Sigreg:
 
   for N projections p, with t from -3 to 3 by the trapezoidal rule. For normal
   z, T is 1.05 on average for any N; if all z are equal, it is at least 0.4 N.
-  So the best weight depends on the batch size: keep weight * N, 5 as published.
-  Other code means other weights: eb_jepa has no factor N; stable-pretraining
-  has N * V, as it tests all views together, and weighs the invariance by 1.
+  So the best weight depends on the batch size: keep weight * N, which is 5 in
+  MINIMAL.md, and 13 to 32 in the authors' runs on ImageNet. Other code means
+  other weights: eb_jepa has no factor N; stable-pretraining has N * V, as it
+  tests all views together, and weighs the invariance by 1.
   """
 
   weight: Fraction = 0.02  # MINIMAL.md, for batches of 256; 0.05 in lightly

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.layers import Head, PatchEmbedding
+from vit_jax.models.layers import Depth, Head, PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.posemb import Layout, SinCos2d
 from vit_jax.models.vit import VisionTransformer
@@ -38,11 +38,17 @@ _PATCH = 3, 4, 5  # axes of the values of a patch
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-  """Size of the decoder, whose MLPs are four times as wide as its tokens."""
+  """Size of the decoder, whose MLPs are four times as wide as its tokens.
 
-  width: Count = 512
-  depth: Count = 8
-  num_heads: Count = 16
+  Attributes:
+    width: None: 2/3 of the encoder's, in multiples of 32, at most 512. This is
+      the paper's 512 for ViT-B and larger models; the paper has no smaller one.
+    num_heads: None: one for each 32 of the width, 16 in the paper.
+  """
+
+  width: Count | None = None
+  depth: Depth = 8
+  num_heads: Count | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,16 +170,17 @@ class Mae(Objective):
 
   def _decoder(self, images):
     """Return a ViT whose images are tokens, and whose logits are pixels."""
-    model, width = self.model, self.decoder.width
+    model, depth = self.model, self.decoder.depth
+    width = self.decoder.width or min(512, max(1, model.width // 48) * 32)
     grid = model.embedding.grid(images.shape[1:])
     outputs = math.prod(model.embedding.patch_size) * images.shape[-1]
-    # Frequencies 10000^(-i / (D/4)), as in the paper's code.
-    posemb = _Positions(10_000 ** (1 - 4 / width), model.pooling.layout(grid))
     return VisionTransformer(
-      **dataclasses.asdict(self.decoder),
+      width=width,
+      depth=depth,
+      num_heads=self.decoder.num_heads or max(1, width // 32),
       mlp_dim=4 * width,
       embedding=PatchEmbedding(1, mask_token=True),
-      posemb=posemb,
+      posemb=_Positions(layout=model.pooling.layout(grid), endpoint=False),
       pooling=NoPooling(),
       head=Head(init_std=math.sqrt(2 / (width + outputs))),  # Xavier's
       num_classes=outputs,

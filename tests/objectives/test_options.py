@@ -1,0 +1,186 @@
+"""Every option of the objectives has an effect, next to all the others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from options import all_set
+
+from vit_jax import tree
+from vit_jax.durations import Timeline, steps
+from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.pooling import NoPooling
+from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
+from vit_jax.objectives.colours import Colour, OfViews, Views
+from vit_jax.objectives.dino import Dino, DinoHead, SimDino
+from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
+from vit_jax.objectives.mae import Decoder, Mae
+from vit_jax.objectives.masked_patches import Task, masked_patches
+from vit_jax.step import Context
+
+KEY, STEP = jax.random.key(0), 3
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 2, 8, 8, 3), np.uint8)
+LABELS = np.float32([[1, 0], [0.5, 0.5], [0.3, 0.7], [0, 1]])
+PIXELS, BRIGHT = Normalize(100.0, 50.0), Normalize(80.0, 50.0)
+MODEL = tiny.vit(width=8, num_classes=0)
+PLAIN = Colour(flip=0, jitter_probability=0, grey=0, blur=0)
+FLIPPED = Colour(flip=1, jitter_probability=0, grey=0, blur=0)
+HEAD, PROJECTOR = DinoHead(5, 6, 4), Projector(4, (3,), 2)
+TIMELINE = Timeline(4, 8, 10)  # an epoch of 2 steps
+GIVEN = {'preprocess': PIXELS, 'views': Views((PLAIN,), PLAIN)}
+
+INPUTS = {
+  'model': (MODEL, MODEL.clone(depth=2)),
+  'preprocess': (PIXELS, BRIGHT),
+}
+VIEWS = INPUTS | {'views': (GIVEN['views'], Views((FLIPPED,), PLAIN))}
+TEACHER = VIEWS | {
+  'momentum': (0.9, 0.8),
+  'timeline': (TIMELINE, Timeline(4, 8, 5)),
+}
+LOSS = INPUTS | {
+  'model': (MODEL.clone(num_classes=2), MODEL.clone(num_classes=2, depth=2)),
+  'label_smoothing': (0.1, 0.2),
+  'class_weights': ((1, 2), (2, 1)),
+}
+
+
+def lejepa(**fields):
+  return LeJepa(MODEL, **GIVEN | {'projector': PROJECTOR} | fields)
+
+
+def masked(task):
+  outputs = 512 * task.downsampled_to**2
+  model = MODEL.clone(
+    embedding=PatchEmbedding(4, mask_token=True),
+    pooling=NoPooling(),
+    num_classes=outputs,
+  )
+  return masked_patches(model, preprocess=PIXELS, task=task)
+
+
+def row(make, options, within=lambda x: x, **more):
+  """Return a test of `make`, made with {option: (value, another value)}.
+
+  Another value of None: another test has the effect of this option.
+  """
+  return pytest.param(make, within, options | more, id=make.__name__)
+
+
+@pytest.mark.parametrize(
+  ('make', 'within', 'options'),
+  [
+    row(softmax_xent, LOSS),
+    row(
+      sigmoid_xent,
+      LOSS,
+      threshold=(0.4, 0.6),
+      mean_over_classes=(True, False),
+    ),
+    row(
+      Dino,
+      TEACHER,
+      head=(HEAD, DinoHead(4, 6, 4)),
+      student_temperature=(0.2, 0.3),
+      teacher_temperature=(0.08, 0.06),
+      warmup_teacher_temperature=(0.05, 0.03),
+      teacher_warmup=(steps(6), steps(4)),
+      centre_momentum=(0.8, 0.7),
+      freeze_last_layer=(steps(4), None),
+    ),
+    row(
+      SimDino,
+      TEACHER,
+      head=(DinoHead(None, 6, 4), DinoHead(None, 6, 3)),
+      eps=(0.1, 0.2),
+      coefficient=(2.0, 3.0),
+    ),
+    row(
+      DinoHead,
+      {'outputs': (5, 4), 'hidden': (6, 5), 'bottleneck': (4, 3)},
+      lambda x: Dino(MODEL, **GIVEN, timeline=TIMELINE, head=x),
+      norm_last_layer=(False, True),
+    ),
+    row(
+      Mae,
+      INPUTS,
+      ratio=(0.5, 0.25),
+      normalize=(False, True),
+      decoder=(Decoder(8, 1, 2), Decoder(8, 1, 1)),
+    ),
+    row(
+      Decoder,
+      {'width': (8, 16), 'depth': (1, 2), 'num_heads': (2, 1)},
+      lambda x: Mae(MODEL, preprocess=PIXELS, decoder=x),
+    ),
+    row(
+      LeJepa,
+      VIEWS,
+      projector=(PROJECTOR, Projector(4, (3,), 3)),
+      regularizer=(Visreg(), Sigreg()),
+    ),
+    row(
+      Projector,
+      {'embedding': (4, 5), 'hidden': ((3,), (4,)), 'outputs': (2, 3)},
+      lambda x: lejepa(projector=x),
+    ),
+    row(
+      Sigreg,
+      {'weight': (0.1, 0.2), 'slices': (8, 9), 'points': (5, 7)},
+      lambda x: lejepa(regularizer=x),
+    ),
+    row(
+      Visreg,
+      {'weight': (0.1, 0.2), 'slices': (8, 9)},
+      lambda x: lejepa(regularizer=x),
+    ),
+    row(
+      Views,
+      {'globals': ((PLAIN,), (PLAIN, FLIPPED)), 'local': (PLAIN, FLIPPED)},
+      lambda x: lejepa(views=x),
+    ),
+    row(
+      Task,
+      {'downsampled_to': (2, 1), 'ratio': (0.25, 0.5)},
+      masked,
+      predict=('downsampled', None),
+    ),
+  ],
+)
+def test_each_option_has_an_effect(make, within, options):
+  values = {name: value for name, (value, _) in options.items()}
+  expected = observe(within(all_set(make, **values)))
+  for name, (_, other) in options.items():
+    if other is not None:
+      found = observe(within(make(**values | {name: other})))
+      assert any(
+        x.shape != y.shape or not np.allclose(x, y, rtol=1e-4, atol=1e-6)
+        for x, y in zip(found, expected)
+      ), name
+
+
+def observe(objective):
+  """Return the loss and all else that a step gets from an objective."""
+  of_views = isinstance(objective, OfViews)
+  images = IMAGES if of_views else IMAGES[:, 0]
+  batch = {'image': images, 'label': LABELS}
+  batch |= {'local': IMAGES[:, :1]} if of_views else {}
+  batch = objective.prepare(batch, KEY)
+  model = getattr(objective, 'model', None) or objective.prediction.model
+  one = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
+  shapes = jax.eval_shape(model.init, KEY, one)['params']
+  shapes['objective'] = jax.eval_shape(objective.init, KEY, one)
+  # Each parameter has its own seed, so that it does not depend on the others.
+  params = {
+    path: np.random.default_rng([*path.encode()]).normal(0.1, 0.5, x.shape)
+    for path, x in tree.flatten(shapes).items()
+  }
+  params = jax.tree.map(jnp.float32, tree.unflatten(params))
+  params = {'objective': {}} | params
+  ema = jax.tree.map(lambda x: 0.9 * x, params)
+  context = Context(STEP, ema, objective.carried())
+
+  weight = objective.ema_weight and objective.ema_weight(STEP)
+  seen = objective(params, batch, KEY, context), weight
+  return [np.asarray(x) for x in jax.tree.leaves(seen)]
