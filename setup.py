@@ -1,13 +1,8 @@
-"""Packaging of vit_jax. Tool settings are in pyproject.toml."""
+"""Packages, extension and dependencies; pyproject.toml has the metadata."""
 
 import setuptools
 
 setuptools.setup(
-  name='vit_jax',
-  version='0.1.0',
-  license='Apache-2.0',
-  description='Vision Transformers in JAX: pre-training, transfer, analysis.',
-  python_requires='>=3.11',
   # An installed package brings the configs along: --config=vit_jax:quickstart.
   packages=[
     *setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
@@ -61,7 +56,7 @@ setuptools.setup(
     # selenium: the tests of the report and the demo, if there is a Chromium.
     'test': [
       *('mypy==2.4.1', 'pytest>=9', 'pytest-xdist>=3.7', 'ruff', 'selenium'),
-      *('datasets', 'imagehash'),
+      *('datasets', 'imagehash', 'setuptools>=77'),
     ],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],

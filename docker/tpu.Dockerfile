@@ -25,7 +25,7 @@ RUN apt-get update && \
 WORKDIR /src
 
 # Dependencies first: this layer is built again only if these files change.
-COPY setup.py pyproject.toml ./
+COPY setup.py pyproject.toml README.md ./
 # The versions are those of setup.py.
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \

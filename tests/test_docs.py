@@ -27,6 +27,17 @@ def test_commands_name_modules():
     assert importlib.util.find_spec(name.rstrip('.')), name
 
 
+def test_golden_files_are_listed():
+  text = (ROOT / 'CONTRIBUTING.md').read_text().split('## Golden files')[1]
+  cells = [row.split('|')[1] for row in re.findall(r'^\| `.*', text, re.M)]
+  listed = [name for cell in cells for name in re.findall('`(.*?)`', cell)]
+  golden = ROOT / 'tests/golden'
+  files = {x for name in listed for x in golden.glob(name)}
+  assert files == {
+    x for x in golden.rglob('*') if x.suffix in ('.npz', '.json')
+  }
+
+
 def test_config_of_a_subset(tmp_path):
   page = (ROOT / 'docs/data.md').read_text()
   (code,) = re.findall(r'```python\n(.*?)```', page, re.S)

@@ -11,7 +11,7 @@ import pytest
 from vit_jax import config
 
 ROOT = pathlib.Path(__file__).parents[1]
-SOURCES = ('vit_jax', 'configs', 'setup.py', 'pyproject.toml', 'LICENSE')
+SOURCES = ('vit_jax', 'configs', 'setup.py', 'pyproject.toml', 'README.md')
 
 # Load every config by name, and one of a user's own.
 LOAD = """
@@ -61,7 +61,7 @@ def check(python, installed, cwd, **environ):
 
 
 def test_a_source_distribution_has_the_configs(tmp_path):
-  pytest.importorskip('setuptools')
+  pytest.importorskip('setuptools', minversion='77')
   (tmp_path / 'source').mkdir()
   source = copy_sources(tmp_path / 'source')
   run(sys.executable, 'setup.py', '-q', 'sdist', cwd=source)

@@ -58,6 +58,19 @@ def test_there_are_commands():
   assert any('quickstart.py' in command for command in MAIN)
 
 
+def test_the_install_section_has_the_commands_of_ci():
+  """Check that CI runs the README's commands for the tests, in their order."""
+  install = README.split('## Install')[1].split('\n## ')[0]
+  start, tests = re.findall(r'```bash\n(.*?)```', install, re.S)
+  assert set(_commands('vit_jax.main')) >= set(start.splitlines()[-2:])
+  ci = (ROOT / '.ci/run').read_text().splitlines()
+  # CI installs venv with its other packages.
+  _, *lines = tests.splitlines()
+  assert lines[-1] == 'pytest' and start.splitlines()[1] == lines[0]
+  places = [ci.index(line) for line in lines]
+  assert places == sorted(places)
+
+
 def test_settings_in_the_text_are_valid():
   """Check `--config.KEY=VALUE` outside of commands, on a config with a ViT."""
   found = set(re.findall(r'`(--config\.\w+\.[^`]*=[^`]*)`', TEXT))
@@ -95,7 +108,7 @@ def test_layout_lists_every_file_and_folder():
 
 def test_one_step_is_as_long_as_the_readme_says(tmp_path):
   lines = traced_step.step_lines(traced_step.trace(tmp_path))
-  said = re.search(r'about (\d+) lines\s+in (\d+) files', README)
+  said = re.search(r'about (\d+) lines\s+of\s+code\s+in (\d+) files', README)
   assert len(lines) == int(said[2]) <= 8
   assert abs(sum(lines.values()) - int(said[1])) <= 50
 

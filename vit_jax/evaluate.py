@@ -62,11 +62,11 @@ def evaluate(
   reports/confusion.py.
 
   Args:
-    workdir: for the results.
+    workdir: folder for the results.
     evals: {name: factory}, see evaluators.py.
     init_from: the weights; the head is kept by default. None: a model that is
       initialised from `seed`, the baseline for features of a trained one.
-    model, image_shape, preprocess: by default from the weights.
+    model, image_shape, preprocess: None: those of the weights.
     mesh, sharding, writers, provenance: as in `train`.
     dry_run: stop after all checks, and return {}.
   """

@@ -156,11 +156,9 @@ def train_step(
   """Make one update.
 
   Args:
-    state: TrainState.
     batch: tree of arrays [B, ...].
     *teacher: parameters of the teacher, if `loss_fn` has one.
     loss_fn: (params, batch, rng) -> (mean loss, metrics); see Objective.
-    tx: optax transformation.
     accum_steps: number of micro-batches that a batch is cut into, to save
       memory; the result is the gradient of the whole batch.
     ema_weight: see `optim.schedules.Ema`; None: the state has no EMA.

@@ -129,12 +129,12 @@ class Kind:
   """How a metric is shown, and which of its values are better.
 
   Attributes:
-    unit: '%' of a fraction, which pages show in percent; '': none.
+    unit: '%' for a fraction, which pages show in percent; '': none.
     better: 'higher' or 'lower'; '': neither.
     main: whether summaries show it.
     detail: whether only files and tables of details have it.
-    group: of its chart; '': accounts and bounds, of which there is none.
-    heading, form: on the terminal; '': the name of the metric.
+    group: name of the chart that shows it; '': no chart.
+    heading, form: heading ('': its name) and number format on the terminal.
   """
 
   unit: str = ''

@@ -161,6 +161,21 @@ def test_rollout_of_heads():
   np.testing.assert_allclose(found[:, 2, 1], wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_what_positions_add_counts_everywhere():
+  (q, k), rng = qk(), np.random.default_rng(1)
+  added = rng.normal(size=(2, 3, 7, 7), scale=3).astype(np.float32)
+  scores = (np.einsum('bqhd,bnhd->bhqn', q, k) + added) / 2
+  wanted = softmax(scores)
+  np.testing.assert_allclose(softmax_of(q, k, added), wanted, atol=1e-6)
+  found = rollout(*(x[None] for x in (q, k, added)))
+  wanted = (wanted.mean(axis=1) + np.eye(7)[None]) / 2
+  np.testing.assert_allclose(found, wanted, atol=1e-6)
+  distances = attention.cell_distances((2, 3), (4, 5))
+  wanted = (softmax(scores[:, :, 1:, 1:]) * distances[None, None]).sum(axis=-1)
+  found = mean_distance(q, k, added, distances=distances)
+  np.testing.assert_allclose(found, wanted.mean(axis=-1), rtol=1e-5)
+
+
 def test_maps_are_rows_of_the_weights():
   q, k = qk()
   wanted = np.asarray(softmax_of(q, k))

@@ -47,6 +47,28 @@ def test_tiles():
   )
 
 
+def test_components_of_patches_are_eigenvectors():
+  rng = np.random.default_rng(0)
+  maps = 5 + rng.normal(size=(3, 2, 4, 6)) * np.arange(1, 7)
+  found, shares = embeddings.patch_components(maps, 2)
+  points = maps.reshape(-1, 6)
+  values, vectors = np.linalg.eigh(np.cov(points.T))
+  np.testing.assert_allclose(shares, values[:3:-1] / values.sum(), rtol=1e-5)
+  for i, vector in enumerate(vectors.T[:3:-1]):
+    vector = vector * np.sign(vector[np.abs(vector).argmax()])
+    wanted = (points - points.mean(axis=0)) @ vector
+    np.testing.assert_allclose(found[..., i].ravel(), wanted, atol=1e-5)
+
+
+def test_colours_leave_out_one_percent_at_each_end():
+  ramps = np.arange(101)[:, None] * np.array([1, -2, 5])
+  found = embeddings.colours(ramps)[[0, 1, 2, 50, 98, 99, 100]]
+  up = [0, 0, 2, 127, 252, 255, 255]
+  np.testing.assert_array_equal(found.T, [up, up[::-1], up])
+  large = embeddings.enlarge(np.array([[1, 2]]), (2, 6, 3))
+  np.testing.assert_array_equal(large, [[1, 1, 1, 2, 2, 2]] * 2)
+
+
 def test_similarity_of_sincos2d():
   """cos a cos b + sin a sin b = cos(a - b): only the offset counts."""
   width, grid = 32, (3, 5)

@@ -94,7 +94,7 @@ def rollout(
   memory: the skip connection counts as much as attention, A = (A + I) / 2.
 
   Args:
-    q, k, added: of `recorded`.
+    q, k, added: arrays that `recorded` returns.
     start: [B or 1, R, N], the output tokens, or mixtures of them; by default
       all tokens, R = N.
 

@@ -19,7 +19,7 @@ class Grammar:
     kind: 'dyck', nested brackets of `brackets` kinds, opened and closed with
       equal probability; 'shuffle', in which any open bracket may be closed;
       'copy', a random word twice.
-    side: even, so that the length is.
+    side: square root of the number of tokens; even.
     brackets: k. Token i opens, token k + i closes. 'copy' has all 2 k tokens.
     permuted: whether the tokens of each sentence are in random order (a
       control).

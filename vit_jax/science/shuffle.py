@@ -15,9 +15,9 @@ class ShufflePatches:
   no longer neighbours.
 
   Attributes:
-    patch_size: side of the patches in pixels, which divides those of images.
-    fraction: of the patches that change places.
-    seed: of which, and where to.
+    patch_size: side of a patch in pixels; it must divide the image size.
+    fraction: fraction of the patches that change places.
+    seed: seed for the choice of these patches and of their new places.
   """
 
   patch_size: Count
