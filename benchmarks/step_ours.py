@@ -30,14 +30,15 @@ def main():
     dtype=args.dtype,
     **{name: value for name, value in fields.items() if value},
   )
-  images = jnp.zeros((1, args.image_size, args.image_size, 3))
+  shape = 1, args.image_size, args.image_size, 3
   if not args.topology:  # a run measures what attention='auto' is
     choose = Chooser(batch_size=args.batch_size, mesh=timing.mesh())
+    images = jax.ShapeDtypeStruct(shape, jnp.float32)
     model = choose(model, images, backward=args.mode == 'train')
   loss_fn = softmax_xent(model, preprocess=Normalize())
 
   def params():
-    return model.init(jax.random.key(0), images)['params']
+    return model.init(jax.random.key(0), jnp.zeros(shape))['params']
 
   def state():
     made, step = params(), jnp.zeros((), jnp.int32)

@@ -1,7 +1,7 @@
 """Arguments, a batch and timing for the scripts of JAX models.
 
 They need jax, flax and optax, and for --topology this package with its
-dependencies and libtpu.
+dependencies and the compiler: the extra 'tpu' or 'cuda'.
 """
 
 import argparse
@@ -33,7 +33,8 @@ def parser(doc):
   made.add_argument('--steps', type=int, default=30)
   made.add_argument(
     '--topology',
-    help='print Mcycles of a step there, such as v5e:2x2, and run nothing',
+    help='print Mcycles of a step there, such as v5e:2x2, or the least ms on '
+    'GPUs, such as h100:1, and run nothing',
   )
   return made
 
@@ -44,8 +45,18 @@ def mesh(devices=None):
   return jax.sharding.Mesh(devices or jax.devices(), ('data',), axis_types=auto)
 
 
+def find_devices(args):
+  """Return the devices of this machine, or those of --topology."""
+  if not args.topology:
+    return jax.devices()
+  from vit_jax.tools.compile import lowering
+
+  jax.config.update('jax_platforms', 'cpu')  # the others are described
+  return lowering.find_devices(args.topology)
+
+
 def report(args, init, step):
-  """Print images per second, or millions of cycles with --topology.
+  """Print images per second, or with --topology the compiler's estimate.
 
   Args:
     args: of `parser`.
@@ -57,11 +68,7 @@ def report(args, init, step):
     jax.ShapeDtypeStruct((batch, size, size, 3), jnp.uint8),
     jax.ShapeDtypeStruct((batch,), jnp.int32),
   )
-  devices = jax.devices()
-  if args.topology:
-    from vit_jax.tools.compile.lowering import find_devices
-
-    devices = find_devices(args.topology)
+  devices = find_devices(args)
   over = mesh(devices)
   whole = NamedSharding(over, PartitionSpec())
   split = NamedSharding(over, PartitionSpec('data'))
@@ -73,11 +80,12 @@ def report(args, init, step):
   )
   begin = time.perf_counter()
   with jax.set_mesh(over):
-    compiled = step.lower(jax.eval_shape(init), *shapes).compile()
-  _note(args, compiled, time.perf_counter() - begin)
+    lowered = step.lower(jax.eval_shape(init), *shapes)
   if args.topology:
-    print(_megacycles(compiled, devices[0].device_kind))
+    print(_estimate(devices[0], lowered))
     return
+  compiled = lowered.compile()
+  _note(args, compiled, time.perf_counter() - begin)
   rng = np.random.default_rng(0)
   images = rng.integers(0, 256, shapes[0].shape, np.uint8)
   labels = rng.integers(0, NUM_CLASSES, batch, np.int32)
@@ -103,9 +111,12 @@ def _note(args, compiled, seconds):
   )
 
 
-def _megacycles(compiled, device_kind):
-  from vit_jax.tools.compile import hlo
-  from vit_jax.tools.compile.rows import kernel_cycles
+def _estimate(device, lowered):
+  """Return the least milliseconds of a step on a GPU, or Mcycles on a TPU."""
+  from vit_jax.tools.compile import lowering, rows
 
-  found = hlo.costs(compiled.as_text())
-  return (found.cycles + kernel_cycles(found, device_kind, 64)) / 1e6
+  compiled = lowering.compile_for(device, lowered)
+  row = {'device_kind': device.device_kind, 'head_dim': 64}
+  row |= {'batch_size': 1, 'model_tflop': 0}
+  found = rows.numbers(row, compiled, compiled.as_text())
+  return found.get('roofline_ms') or found['megacycles']

@@ -1,15 +1,19 @@
 """Every implementation of attention against the formula in float64."""
 
+import functools
 import re
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import formula
+from contract import IMAGES, formula, tiny
 
-from vit_jax.models.attention import attention, default
+from vit_jax.models import layers
+from vit_jax.models.attention import attention, checked_cudnn, default
+from vit_jax.models.layers import BlockOptions
+from vit_jax.models.pooling import Map
+from vit_jax.models.rotary import RotaryAxial
 
 RUNS_ANYWHERE = ('auto', 'xla', 'einsum')
 
@@ -83,10 +87,10 @@ def test_cudnn_stays_near_the_formula(implementation):
   test_equals_the_formula(implementation, options, 1e-7, 3 * 2**-7)
 
 
-def on(platform):
+def on(platform, kind='any'):
   """Context of a mesh of such devices, which need not be here."""
   device = jax.sharding.AbstractDevice(
-    device_kind='any', num_cores=1, platform=platform
+    device_kind=kind, num_cores=1, platform=platform
   )
   return jax.sharding.use_abstract_mesh(
     jax.sharding.AbstractMesh((1,), ('data',), abstract_device=device)
@@ -112,20 +116,128 @@ def test_auto_follows_the_devices_of_the_mesh(platform, expected):
 
 
 @pytest.mark.parametrize(
-  'shape, dtype, capability, expected',
+  ('head_dim', 'dtype', 'expected'),
   [
-    ((2, 197, 12, 64), 'bfloat16', '8.0', 'cudnn'),
-    ((2, 197, 12, 128), 'float16', '9.0', 'cudnn'),
-    ((2, 197, 12, 64), 'float32', '8.0', 'xla'),
-    ((2, 1, 12, 64), 'bfloat16', '8.0', 'xla'),
-    ((2, 197, 12, 60), 'bfloat16', '8.0', 'xla'),
-    ((2, 197, 12, 136), 'bfloat16', '8.0', 'xla'),
-    ((2, 197, 12, 64), 'bfloat16', '7.5', 'xla'),
-    ((2, 197, 12, 64), 'bfloat16', 'gfx90a', 'xla'),
+    (64, 'bfloat16', 'cudnn'),
+    (128, 'float16', 'cudnn'),
+    (64, 'float32', 'einsum'),
+    (60, 'bfloat16', 'einsum'),
+    (136, 'bfloat16', 'einsum'),
   ],
 )
-def test_default_on_gpus(shape, dtype, capability, expected, monkeypatch):
-  device = types.SimpleNamespace(compute_capability=capability)
-  monkeypatch.setattr(jax, 'devices', lambda: [device])
+def test_default_on_gpus_that_are_only_described(head_dim, dtype, expected):
   with on('gpu'):
-    assert default(jax.ShapeDtypeStruct(shape, dtype)) == expected
+    assert default(head_dim, dtype) == expected
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+  """Give cuDNN's attention a stand-in; returns the shapes of its calls.
+
+  Like cuDNN in JAX, it trains on even numbers of tokens only. What it computes
+  for tokens of padding is NaN.
+  """
+  calls, real = [], jax.nn.dot_product_attention
+
+  def mark(x, lengths):
+    rows = jnp.arange(x.shape[1])[None] < lengths[:, None]
+    return jnp.where(rows[..., None, None], x, jnp.nan)
+
+  @jax.custom_vjp
+  def attend(q, k, v, queries, keys):
+    return forward(q, k, v, queries, keys)[0]
+
+  def forward(q, k, v, queries, keys):
+    options = {'query_seq_lengths': queries, 'key_value_seq_lengths': keys}
+    out, pull = jax.vjp(lambda *qkv: real(*qkv, **options), q, k, v)
+    return mark(out, queries), (pull, queries, keys)
+
+  def backward(saved, gradient):
+    pull, queries, keys = saved
+    q, k, v = pull(gradient)
+    return mark(q, queries), mark(k, keys), mark(v, keys), None, None
+
+  attend.defvjp(forward, backward)
+
+  def stand_in(q, k, v, *, implementation, query_seq_lengths=None, **more):
+    if implementation != 'cudnn':
+      return real(q, k, v, implementation=implementation)
+    assert q.shape[1] % 2 == k.shape[1] % 2 == 0
+    calls.append((q.shape, k.shape))
+    all_of = [jnp.full(len(x), x.shape[1], jnp.int32) for x in (q, k)]
+    queries = all_of[0] if query_seq_lengths is None else query_seq_lengths
+    keys = more.get('key_value_seq_lengths', all_of[1])
+    return attend(q, k, v, queries, keys)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', stand_in)
+  return calls
+
+
+@pytest.mark.parametrize(
+  ('queries', 'tokens'), [(5, 7), (6, 7), (5, 8), (6, 8), (7, 7)]
+)
+def test_padding_for_cudnn_changes_nothing(queries, tokens, cudnn):
+  qkv = random_qkv(queries=queries, tokens=tokens)
+  do = np.random.default_rng(1).standard_normal(qkv[0].shape, np.float32)
+  out, pull = jax.vjp(lambda *x: attention(*x, implementation='cudnn'), *qkv)
+  for found, expected in zip((out, *pull(do)), formula(*qkv, do), strict=True):
+    np.testing.assert_allclose(found, expected, atol=5e-6)
+  assert len(cudnn) == 1
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {},  # 13 tokens
+    {'posemb': RotaryAxial()},
+    {'pooling': Map()},
+    {'block': BlockOptions(qk_norm=True, sub_norm=('attn', 'mlp'))},
+    {'remat': 'dots', 'scan': True},
+  ],
+  ids=['plain', 'rope', 'map', 'norms', 'scan'],
+)
+def test_a_model_with_fused_attention_is_that_with_einsum(fields, cudnn):
+  """Features of all layers, maps, recorded q and k, and gradients."""
+  model = tiny(**fields, attention='einsum')
+  params = jax.jit(model.init)(jax.random.key(0), IMAGES)['params']
+
+  def features(params, attention):
+    out, recorded = model.clone(attention=attention).apply(
+      {'params': params},
+      IMAGES,
+      maps=(0, -1),
+      method='features',
+      mutable='intermediates',
+    )
+    return out['logits'].sum(), (out, recorded)
+
+  run = functools.partial(jax.jit, static_argnums=1)
+  run = run(jax.value_and_grad(features, has_aux=True))
+  expected, found = run(params, 'einsum'), run(params, 'cudnn')
+  assert cudnn
+  assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, expected)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5),
+    *(found, expected),
+  )
+
+
+@pytest.mark.parametrize('works', [True, False])
+def test_the_first_use_on_a_gpu_is_checked(works, cudnn, monkeypatch, capsys):
+  """Models of a user's own code, inside of jit and with gradients."""
+  monkeypatch.setattr(layers, 'platform', lambda: 'gpu')
+  if not works:
+    fused = jax.nn.dot_product_attention
+    wrong = lambda q, k, v, **more: fused(1.3 * q, k, v, **more)  # noqa: E731
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', wrong)
+  qkv = random_qkv(jnp.bfloat16)
+  checked_cudnn.cache_clear()
+  with jax.set_mesh(jax.make_mesh((2,), ('data',), devices=jax.devices()[:2])):
+    for _ in range(2):
+      jax.jit(jax.grad(lambda *x: attention(*x).sum().astype('f')))(*qkv)
+  checked_cudnn.cache_clear()
+  said = capsys.readouterr().out
+  expected = 'cudnn, ' if works else 'einsum, because of cudnn: ArithmeticError'
+  assert said.count('attention: ') == 1
+  assert f'attention: {expected}' in said
+  assert ((2, 6, 3, 8), (2, 8, 3, 8)) in cudnn or not works

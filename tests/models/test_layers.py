@@ -1,5 +1,6 @@
 """Normalisation, products with float32 gradients, patch embeddings."""
 
+import contextlib
 import functools
 
 import jax
@@ -107,3 +108,61 @@ def test_hybrids_reduce_images(stages, reduction):
   side = 6 * reduction
   assert hybrid.grid((side, 2 * side, 3)) == (3, 6)
   assert hybrid.image_size((3, 6)) == (side, 2 * side)
+
+
+def test_gpus_sum_gradients_of_biases_in_float32(monkeypatch):
+  """There a bias is rounded, and added within the product."""
+  dense = layers.Dense((6,), (4,), nn.initializers.ones, dtype='bfloat16')
+  x = numbers((5000, 6), 0, jnp.bfloat16)
+  params = {'kernel': numbers((6, 4), 1), 'bias': numbers((4,), 3)}
+  gradient = numbers((5000, 4), 2, jnp.bfloat16)
+
+  def run():
+    out, pull = jax.vjp(lambda p: dense.apply({'params': p}, x), params)
+    return out.astype('f'), pull(gradient)[0]
+
+  expected, wanted = run()
+  monkeypatch.setattr(layers, 'platform', lambda: 'gpu')
+  out, found = run()
+  np.testing.assert_allclose(out, expected, rtol=2**-6, atol=2**-6)
+  exact = np.asarray(gradient, np.float64).sum(axis=0)
+  np.testing.assert_allclose(found['bias'], exact, rtol=1e-5, atol=1e-4)
+  np.testing.assert_array_equal(found['kernel'], wanted['kernel'])
+
+
+@pytest.mark.parametrize('block', [{}, {'mlp': layers.SwiGlu()}])
+@pytest.mark.parametrize('num_devices', [0, 1, 8, 3])  # 0: there is no mesh
+def test_the_program_for_gpus_computes_the_same(
+  num_devices, block, monkeypatch
+):
+  model = tiny(block=layers.BlockOptions(**block))
+  images = np.concatenate([IMAGES, IMAGES + 0.1])
+  params = random_params(model)
+  mesh = contextlib.nullcontext()
+  if num_devices:
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.set_mesh(
+      jax.sharding.Mesh(jax.devices()[:num_devices], 'data', axis_types=auto)
+    )
+
+  def loss(params, images):
+    logits = model.apply({'params': params}, images, train=True)
+    return (logits**2).sum()
+
+  split = num_devices in (1, 8)  # 8 images cannot be split over 3
+  spec = jax.sharding.PartitionSpec('data' if split else None)
+  with mesh:
+    given = jax.device_put(images, spec) if num_devices else images
+    run = jax.jit(jax.value_and_grad(loss))
+    expected = run(params, given)
+    monkeypatch.setattr(layers, 'platform', lambda: 'gpu')
+    lowered = jax.jit(jax.value_and_grad(lambda *x: loss(*x)))
+    lowered = lowered.lower(params, given)
+    program = lowered.compile()
+    found = program(params, given)
+  assert ('LayoutConstraint' in lowered.as_text()) == (num_devices != 3)
+  assert 'all-gather' not in program.as_text()  # of activations
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+    *(found, expected),
+  )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 import pytest
 from absl.testing import flagsaver
-from processes import with_libtpu
+from processes import python, with_libtpu
 
 from vit_jax import config as configs
 from vit_jax import main as program
@@ -18,8 +18,10 @@ from vit_jax.step import Objective
 from vit_jax.tools.compile import __main__ as command_line
 from vit_jax.tools.compile import lowering, rows
 from vit_jax.tools.compile.hlo import costs, num_bytes
+from vit_jax.tools.compile.roofline import roofline
 
 HAS_LIBTPU = importlib.util.find_spec('libtpu') is not None
+HAS_CUDA = importlib.util.find_spec('jax_cuda12_plugin') is not None
 
 LOOP = """\
 HloModule m, is_scheduled=true
@@ -288,6 +290,124 @@ def test_numbers_of_a_tpu(monkeypatch):
   ]
 
 
+GPU = """\
+HloModule m, is_scheduled=true
+
+%inner (x: bf16[64,32]) -> bf16[64,32] {
+  %x = bf16[64,32]{1,0} parameter(0)
+  ROOT %twice = bf16[64,32]{1,0} add(%x, %x)
+}
+
+%update (stack: bf16[9,64,32], i: s32[]) -> bf16[9,64,32] {
+  %stack = bf16[9,64,32]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %one = bf16[1,64,32]{2,1,0} dynamic-slice(%stack, %i, %zero, %zero)
+  %new = bf16[1,64,32]{2,1,0} negate(%one)
+  ROOT %put = bf16[9,64,32]{2,1,0} dynamic-update-slice(%stack, %new, %i, \
+%zero, %zero)
+}
+
+ENTRY %main (p: bf16[64,16], w: bf16[16,32], q: bf16[2,6,3,8], \
+s: bf16[9,64,32], j: s32[]) -> bf16[64,32] {
+  %s = bf16[9,64,32]{2,1,0} parameter(3)
+  %j = s32[] parameter(4)
+  %put.1 = bf16[9,64,32]{2,1,0} fusion(%s, %j), kind=kLoop, calls=%update, \
+metadata={op_name="jit(f)/put"}
+  %p = bf16[64,16]{1,0} parameter(0)
+  %w = bf16[16,32]{1,0} parameter(1)
+  %q = bf16[2,6,3,8]{3,2,1,0} parameter(2)
+  %call = (bf16[64,32]{1,0}, s8[4194304]{0}) custom-call(%p, %w), \
+custom_call_target="__cublas$lt$matmul", metadata={op_name="jit(f)/block_0/fc1/\
+dot_general"}, backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
+{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+  %y = bf16[64,32]{1,0} get-tuple-element(%call), index=0
+  %sum = bf16[64,32]{1,0} fusion(%y), kind=kLoop, calls=%inner
+  %attend = (bf16[2,3,6,8]{3,1,2,0}, f32[2,3,6]{2,1,0}, u8[0]{0}) \
+custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmaxBackward", \
+backend_config={"cudnn_fmha_backend_config":{"intermediate_tensor_shape":\
+{"element_type":"BF16","dimensions":["2","3","6","6"]}}}
+  %conv = (bf16[2,6,3,8]{3,2,1,0}, u8[99]{0}) custom-call(%q, %w), \
+custom_call_target="__cudnn$convForward"
+  ROOT %all = bf16[64,32]{1,0} all-reduce(%sum), to_apply=%inner
+}
+"""
+
+
+def test_the_roofline_of_a_gpu_program():
+  """Each kernel takes the longer of its memory's and its products' time."""
+  product, attention = 2 * 64 * 16 * 32, 5 * 2 * 2 * 3 * 6 * 6 * 8
+  moved = {  # bytes read and written; workspaces and fused additions are free
+    ('block_*/fc1/dot_general', 'custom-call'): 2 * (64 * 16 + 16 * 32 + 2048),
+    ('other', 'fusion'): 2 * 2 * 2048,
+    ('put', 'fusion'): 2 * 2 * 2048 + 4,  # in place, one of nine
+    ('other', 'custom-call'): 2 * 4 * 288 + 4 * 36 + 2 * (2 * 288 + 512),
+  }
+  assert roofline(GPU, 1e30, 1.0).seconds == pytest.approx(moved)
+  found = roofline(GPU, 1.0, 1e30)
+  assert found.seconds.total() == pytest.approx(product + attention)
+  assert (found.kernels, found.without_flops) == (5, 1)
+
+
+def test_numbers_of_a_gpu():
+  row = {'device_kind': 'NVIDIA H100 80GB HBM3', 'head_dim': 64}
+  row |= {'batch_size': 8, 'model_tflop': 1e-6, 'mesh': '1 device'}
+  compiled = jax.jit(jnp.tanh).lower(jnp.zeros(4)).compile()
+  found = rows.numbers(row, compiled, GPU)
+  least = roofline(GPU, 989e12, 3352e9).seconds.total()
+  assert found['roofline_ms'] == pytest.approx(1e3 * least)
+  assert found['mfu_at_roofline'] == pytest.approx(1e6 / least / 989e12)
+  assert found['collectives_ms'] == pytest.approx(2 * 2 * 2048 / 450e9 * 1e3)
+  assert found['fits'] and 'step_ms' not in found
+  assert found['megacycles'] is None
+
+
+@pytest.mark.skipif(HAS_CUDA, reason='the compiler is here')
+def test_a_missing_compiler_for_gpus():
+  with pytest.raises(ValueError, match=r"--topology=h100:8: .*'\.\[cuda\]'"):
+    lowering.find_devices('h100:8')
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_CUDA, reason="needs the extra 'cuda'")
+def test_the_program_of_b16_for_gpus():
+  """Fused attention, rows in order, no gather of activations, its memory."""
+  code = """
+import re
+import jax
+from vit_jax import config
+from vit_jax.tools.compile import lowering, rows
+
+def program(topology, batch_size, model='B/16'):
+  training = config.load(f'configs/pretrain_paper.py:imagenet,{model}')
+  changes = [f'data.batch_size={batch_size}', 'model.dropout=0.0']
+  config.override(training, changes)
+  devices = lowering.find_devices(topology)
+  lowered, row = lowering.lower(training, devices)
+  compiled = lowering.compile_for(devices[0], lowered)
+  text = compiled.as_text()
+  return text, row | rows.numbers(row, compiled, text)
+
+text, row = program('h100:1', 128)
+calls = r'custom_call_target="__cudnn\\$fmhaSoftmax(Backward)?"'
+assert len(re.findall(calls, text)) == 24  # 12 layers, forward and backward
+assert row['attention'] == 'cudnn' and row['kernels_without_flops'] == 0
+# The residual stream is [B, N, D], as written: nothing is [N, D, B] in memory.
+assert re.search(r'\\[128,197,768\\]\\{2,1,0\\}', text)
+assert not re.search(r'\\[128,19[78],768\\]\\{0,2,1\\}', text)
+assert row['temporaries_gib'] < 8 and row['fits']
+assert row['roofline_ms'] < 25, row['roofline_ms']
+
+for model in ('B/16', 'B/16,fsdp'):
+  text, row = program('h100:8', 1024, model)
+  gathered = re.findall(r' = (.*) all-gather(?:-start)?\\(', text)
+  assert not any(re.search(r'\\[\\d+,19[678],', shape) for shape in gathered)
+  assert row['roofline_ms'] < 27, row['roofline_ms']
+"""
+  done = python('-c', code, JAX_PLATFORMS='cpu', JAX_COMPILATION_CACHE_DIR='')
+  assert done.returncode == 0, done.stderr
+
+
 def test_classes_of_the_data():
   _, row = lowering.lower(make_config(), jax.devices())
   assert row['num_classes'] == 1000
@@ -298,7 +418,7 @@ def test_classes_of_the_data():
 
 def test_what_the_compiler_says_when_memory_is_short(monkeypatch, capsys):
   class Lowered:
-    def compile(self):
+    def compile(self, options):
       text = 'RESOURCE_EXHAUSTED: Used 17.25G of 15.75G hbm.\nAllocations: ...'
       raise jax.errors.JaxRuntimeError(text)
 

@@ -3,13 +3,14 @@
     costs(jitted.lower(...).compile().as_text())
 
 The TPU compiler writes an estimate in clock cycles next to most instructions;
-other compilers write none. Loops count as often as they run.
+other compilers write none, see roofline.py. Loops count as often as they run.
 """
 
 import dataclasses
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _BITS = {'pred': 8, 's4': 4, 'u4': 4, 's2': 2, 'u2': 2, 'c64': 64, 'c128': 128}
@@ -18,7 +19,7 @@ _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) .*\{$')
 _LINE = re.compile(
   r'\s+(ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)((?:, [\w\-]+=.*)?)$'
 )
-_COLLECTIVE = re.compile(
+COLLECTIVE = re.compile(
   '(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|'
   'collective-permute|collective-broadcast)(-start)?'
 )
@@ -71,28 +72,18 @@ class Instruction(NamedTuple):
     return found and found[1]
 
 
+Computation = dict[str, Instruction]
+Module = dict[str, Computation]
+
+
 def costs(text: str) -> Costs:
   """Return the Costs of an HLO module, given as text."""
   module, entry = parse(text)
   found = Costs()
-  _visit(module, entry, 1, found)
-  return found
-
-
-def _visit(module, name, times, found, fused=False):
-  """Add to `found` the costs of a computation that runs `times` times."""
-  computation = module[name]
-  for instruction in computation.values():
-    op, called = instruction.op, instruction.called
-    if op == 'while':
-      trips = _trips(module, instruction)
-      found.unknown_loops += trips is None
-      _visit(module, called('body'), times * (trips or 1), found)
-    elif op in ('call', 'async-start'):
-      inner = called('to_apply') or called('calls')
-      _visit(module, inner, times, found, fused)
-    elif op == 'fusion':
-      _visit(module, called('calls'), times, found, fused=True)
+  for times, instruction, computation, fused in executed(module, entry):
+    op = instruction.op
+    if op == 'while' and _trips(module, instruction) is None:
+      found.unknown_loops += 1
     # The estimate of a fusion includes the instructions inside it.
     if not fused and (cycles := _CYCLES.search(instruction.attributes)):
       found.cycles += times * int(cycles[1])
@@ -103,9 +94,29 @@ def _visit(module, name, times, found, fused=False):
         found.kernel_bytes += times * int(stated[2])
       else:
         found.unknown_kernels += times
-    if collective := _COLLECTIVE.fullmatch(op):
+    if collective := COLLECTIVE.fullmatch(op):
       payload = _payload(instruction, computation)
       found.collectives[collective[1]] += times * payload
+  return found
+
+
+def executed(
+  module: Module, name: str, times: int = 1, fused: bool = False
+) -> Iterator[tuple[int, Instruction, Computation, bool]]:
+  """Yield what a computation runs, and the computations it calls.
+
+  Yields (number of runs, instruction, its computation, whether it is part of a
+  fusion); the body of a loop of unknown length runs once.
+  """
+  for instruction in module[name].values():
+    yield times, instruction, module[name], fused
+    op, called = instruction.op, instruction.called
+    if op == 'while':
+      trips = _trips(module, instruction) or 1
+      yield from executed(module, called('body') or '', times * trips)
+    elif op in ('call', 'async-start', 'fusion'):
+      inner = called('to_apply') or called('calls') or ''
+      yield from executed(module, inner, times, fused or op == 'fusion')
 
 
 def where(instruction: Instruction) -> tuple[str, str]:
@@ -175,9 +186,9 @@ def _payload(instruction, computation):
   return max(read, written)
 
 
-def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
+def parse(text: str) -> tuple[Module, str]:
   """Return ({computation: {name: Instruction}}, name of the entry)."""
-  computations: dict[str, dict[str, Instruction]] = {}
+  computations: Module = {}
   entry, current = '', {}
   for line in text.splitlines():
     if line.startswith('HloModule'):
@@ -197,3 +208,9 @@ def num_bytes(shape: str) -> int:
     bits = _BITS.get(dtype) or int(re.findall(r'\d+', dtype)[0])
     total += math.prod(int(d) for d in dims.split(',') if d) * bits // 8
   return total
+
+
+def dimensions(shape: str) -> list[int]:
+  """Return the dimensions of a shape, or of the first array of a tuple."""
+  (_, dims), *_ = _ARRAY.findall(shape)
+  return [int(d) for d in dims.split(',') if d]

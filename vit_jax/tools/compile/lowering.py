@@ -5,6 +5,7 @@ import functools
 import inspect
 import math
 import os
+import pathlib
 import re
 import time
 import types
@@ -18,14 +19,17 @@ from jax.experimental import topologies
 from vit_jax import config as configs
 from vit_jax import setup
 from vit_jax.analysis import flops
+from vit_jax.models import attention
 from vit_jax.runs.compiled import GIB
-from vit_jax.tools.compile import rows
+from vit_jax.tools.compile import roofline, rows
 from vit_jax.train import train
 from vit_jax.types import Shape, UserError
 
 EXAMPLES = (
-  'v2:4x4, v3:4x8, v4:4x4x4, v5e:1x1, v5e:16x16, v5p:4x4x4, v6e:16x16, local'
+  'v2:4x4, v3:4x8, v4:4x4x4, v5e:1x1, v5e:16x16, v5p:4x4x4, v6e:16x16, '
+  'h100:8, h200:8, a100:8, l4:1, local'
 )
+_GPUS = pathlib.Path(__file__).parent / 'gpus'  # what the compiler must know
 
 # libtpu then neither looks for a TPU nor waits for a process that has one.
 _NO_TPU = {
@@ -43,13 +47,19 @@ def measure(
   lowered, row = lower(config, devices, **options)
   cpu = time.process_time()
   try:
-    compiled = lowered.compile()
+    compiled = compile_for(devices[0], lowered)
     row |= rows.numbers(row, compiled, compiled.as_text())
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     row |= {'fits': False, 'error': str(error).splitlines()[0]}
   return row | {'compile_cpu_s': time.process_time() - cpu}
+
+
+def compile_for(device: Any, lowered: Any) -> Any:
+  """Compile a program so that rows.py can read its costs."""
+  is_gpu = device.platform == 'gpu'
+  return lowered.compile(roofline.COMPILER_OPTIONS if is_gpu else None)
 
 
 def lower(
@@ -108,22 +118,27 @@ def lower(
 
 
 def _with_attention(model, images, *, mesh, backward=True):
-  """Return the model with the kernel for TPUs where attention='auto' allows it.
+  """Return the model with the implementation that attention='auto' stands for.
 
   A run measures what 'auto' is, see attention_choice.py. By the estimates for
-  the models of docs/compile.md, the kernel has the fewest cycles.
+  the models of docs/compile.md, the kernel for TPUs has the fewest cycles; for
+  GPUs it is the default.
   """
-  is_tpu = mesh.devices.flat[0].platform == 'tpu'
-  if getattr(model, 'attention', None) != 'auto' or not is_tpu:
+  platform = mesh.devices.flat[0].platform
+  if getattr(model, 'attention', None) != 'auto' or platform == 'cpu':
     return model
-  candidate = model.clone(attention='pallas')
   rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
-  init = functools.partial(candidate.init, train=True)
-  try:
-    with jax.set_mesh(mesh):
-      jax.eval_shape(init, rngs, images)
-  except ValueError:  # the kernel does not support the model
-    return model
+  with jax.set_mesh(mesh):
+    name = 'pallas'
+    if platform == 'gpu':
+      name = attention.default(model.width // model.num_heads, model.dtype)
+    candidate = model.clone(attention=name)
+    try:
+      jax.eval_shape(
+        functools.partial(candidate.init, train=True), rngs, images
+      )
+    except ValueError:  # it does not support the model
+      return model
   return candidate
 
 
@@ -165,26 +180,35 @@ def _example(transforms):
 
 
 def find_devices(topology: str) -> Sequence[Any]:
-  """Return the devices of a topology, described by the TPU compiler.
+  """Return the devices of a topology, described by their compiler.
 
   'local' are the devices of this machine.
   """
   if topology == 'local':
     return jax.devices()
-  for name, value in _NO_TPU.items():
-    os.environ.setdefault(name, value)
-  options: Any = {}
-  if topology.startswith('v4:'):  # the two cores of a chip are one device
-    options['chip_config_name'] = 'megacore'
-  if re.fullmatch(r'[^:]*:1(x1)*', topology):  # else hosts have 2x2 chips
-    options['chips_per_host_bounds'] = [1, 1, 1]
+  family, _, shape = topology.partition(':')
+  file, options = _GPUS / f'{family}.txtpb', dict[str, Any]()
+  if file.is_file():
+    jax.devices()  # finds the plug-in of the GPUs
+    platform, name = 'cuda', ''
+    options['target_config'] = file.read_text()
+    options['topology'] = f'1x1x{shape}'  # one machine
+  else:
+    platform, name = 'tpu', topology
+    for variable, value in _NO_TPU.items():
+      os.environ.setdefault(variable, value)
+    if family == 'v4':  # the two cores of a chip are one device
+      options['chip_config_name'] = 'megacore'
+    if re.fullmatch(r'1(x1)*', shape):  # else hosts have 2x2 chips
+      options['chips_per_host_bounds'] = [1, 1, 1]
   try:
     return topologies.get_topology_desc(
-      platform='tpu', topology_name=topology, **options
+      platform=platform, topology_name=name, **options
     ).devices
   except (RuntimeError, ValueError) as error:
     raise UserError(
-      f'--topology={topology}: {str(error).splitlines()[0]}. If libtpu is '
-      "missing, pip install -e '.[tpu]'. If another process uses it, wait; if "
-      f'none does, remove /tmp/libtpu_lockfile. Topologies: {EXAMPLES}.'
+      f'--topology={topology}: {str(error).splitlines()[0]}. If the compiler '
+      f"is missing, pip install -e '.[{platform}]'. If another process uses "
+      'libtpu, wait; if none does, remove /tmp/libtpu_lockfile. '
+      f'Topologies: {EXAMPLES}.'
     ) from error

@@ -1,7 +1,8 @@
 """Table of numbers on compiled train steps.
 
 A row is a flat dict for one program. Its numbers are per device: a chip, or a
-core of TPU v2 and v3, which have two per chip. Unknown numbers are None.
+core of TPU v2 and v3, which have two per chip. Unknown numbers are None. TPUs
+have cycles and a step time, GPUs a lower bound of it, see roofline.py.
 """
 
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from vit_jax.models.pallas_attention import lanes_per_head
 from vit_jax.runs import metrics
 from vit_jax.runs.compiled import GIB
 from vit_jax.tools.compile.hlo import Costs, costs
+from vit_jax.tools.compile.roofline import roofline
 
 
 class Chip(NamedTuple):
@@ -24,7 +26,8 @@ class Chip(NamedTuple):
 
 # By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock,
 # links and bandwidth are from data sheets, quoted from memory; at this clock
-# the matrix units reach the peak FLOP/s that metrics.py has.
+# the matrix units reach the peak FLOP/s that metrics.py has. GPUs as in gpus/;
+# their links are NVLink's, or PCIe's of the L4, in one direction.
 CHIPS = {
   'TPU v2': Chip(7.48, 0.7, 124, 700),
   'TPU v3': Chip(15.48, 0.94, 164, 900),
@@ -32,6 +35,10 @@ CHIPS = {
   'TPU v5 lite': Chip(15.75, 1.5, 200, 819),
   'TPU v5': Chip(95.73, 1.75, 600, 2765),
   'TPU v6 lite': Chip(31.24, 1.75, 448, 1640),
+  'NVIDIA H100 80GB HBM3': Chip(79.1, 1.98, 450, 3352),
+  'NVIDIA H200 141GB HBM3e': Chip(141.0, 1.98, 450, 4800),
+  'NVIDIA A100-SXM4-80GB': Chip(79.2, 1.41, 300, 2039),
+  'NVIDIA L4': Chip(21.9, 2.04, 32, 300),
 }
 
 
@@ -63,15 +70,29 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
     'kernels_not_counted': counted.unknown_kernels,
     'operations': [[*x, n] for x, n in counted.operations.most_common()],
   }
-  if chip and cycles:
+  if chip is None:
+    return found
+  # A device sends each byte at least once, of a sum twice.
+  sent = counted.collectives.total() + counted.collectives['all-reduce']
+  found['collectives_ms'] = sent / chip.links_gb_s / 1e6
+  peak = metrics.peak_flops(kind)
+  if cycles:
     seconds = cycles / chip.clock_ghz / 1e9
-    # A device sends each byte at least once, of a sum twice.
-    sent = counted.collectives.total() + counted.collectives['all-reduce']
     found |= {
       'step_ms': seconds * 1e3,
-      'collectives_ms': sent / chip.links_gb_s / 1e6,
       'images_per_s': row['batch_size'] / seconds,
-      'mfu': row['model_tflop'] * 1e12 / seconds / metrics.peak_flops(kind),
+      'mfu': row['model_tflop'] * 1e12 / seconds / peak,
+    }
+  elif kind.startswith('NVIDIA') and peak:
+    least = roofline(hlo, peak, 1e9 * chip.hbm_gb_s)
+    seconds = least.seconds.total()
+    ranked = least.seconds.most_common()
+    found |= {
+      'roofline_ms': seconds * 1e3,
+      'mfu_at_roofline': row['model_tflop'] * 1e12 / seconds / peak,
+      'kernels': least.kernels,
+      'kernels_without_flops': least.without_flops,
+      'operations': [[*where, 1e6 * s] for where, s in ranked],
     }
   return found
 
@@ -96,13 +117,17 @@ def kernel_cycles(
 
 
 def show(row: dict[str, Any], operations: int = 0) -> None:
-  """Print the row, and the operations with the most cycles."""
+  """Print the row, and the operations that take longest."""
   title = f'Per device, by the compiler ({row["device_kind"]})'
+  unit, scale = 'Mcycles', 1e6
+  if 'roofline_ms' in row:
+    title += '; roofline_ms is a lower bound of the time of a step'
+    unit, scale = 'ms', 1e3
   lines = [(k, text(x)) for k, x in row.items() if k != 'operations']
   terminal.table(title, ('', row['mesh']), lines)
   if ranked := row.get('operations', ())[:operations]:
-    lines = [(f'{part}: {op}', f'{n / 1e6:,.2f}') for part, op, n in ranked]
-    terminal.table('Operations', ('', 'Mcycles'), lines)
+    lines = [(f'{part}: {op}', f'{n / scale:,.2f}') for part, op, n in ranked]
+    terminal.table('Operations', ('', unit), lines)
 
 
 def text(value: Any) -> str:
