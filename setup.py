@@ -23,7 +23,12 @@ setuptools.setup(
   ],
   options={'bdist_wheel': {'py_limited_api': 'cp311'}},
   package_data={
-    'vit_jax': ['py.typed', 'reports/page.*', 'reports/uplot/*'],
+    'vit_jax': [
+      'py.typed',
+      'reports/page.*',
+      'reports/uplot/*',
+      'tools/compile/gpus/*',
+    ],
   },
   install_requires=[
     'absl-py>=2.1',
