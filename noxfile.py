@@ -1,6 +1,7 @@
 """Nightly sessions: `nox`. CI runs the default tests, see .ci/run.
 
 - slow: the slow tests (kills, hosts, studies, notebooks, browser, faults);
+- gpu_compiler: the train step compiled for GPUs, which need not be there;
 - parity: live comparison with timm and transformers;
 - oldest, tests: the default tests on each supported version.
 
@@ -21,6 +22,13 @@ def slow(session):
   """Slow tests, with all extras that they use."""
   session.install('-e', '.[test,demo,mlflow,wandb,tpu]')
   session.run('pytest', '-m', 'slow', *session.posargs)
+
+
+@nox.session(python='3.11')
+def gpu_compiler(session):
+  """The programs that NVIDIA's compiler makes; 6 GB to install."""
+  session.install('-e', '.[test,cuda]')
+  session.run('pytest', '-m', 'slow', 'tests/tools/test_compile.py', '-n', '0')
 
 
 @nox.session(python='3.11')

@@ -1,17 +1,21 @@
-r"""Compile a config's train step for TPUs, or for the devices here, and report.
+r"""Compile a config's train step for TPUs, GPUs, or the devices here.
 
   python -m vit_jax.tools.compile --config=FILE:ARGUMENT --topology=v5e:16x16
+  python -m vit_jax.tools.compile --config=FILE:ARGUMENT --topology=h100:8
   python -m vit_jax.tools.compile --config=FILE:ARGUMENT --topology=local
 
-No TPU is needed, only its compiler: pip install -e '.[tpu]'. No data is opened
-and nothing is executed. As with vit_jax.main, any value of the config can be
-set: --config.data.batch_size=4096 --config.model.remat=full.
+It reports memory, time and collectives. No TPU or GPU is needed, only its
+compiler: pip install -e '.[tpu]' or '.[cuda]'. No data is opened and nothing is
+executed. As with vit_jax.main, any value of the config can be set:
+--config.data.batch_size=4096 --config.model.remat=full.
 
-A topology is FAMILY:SHAPE, with the shape in chips. Cycles are estimates of the
-compiler, and the stated cost of Pallas kernels. step_ms, images_per_s and mfu
-follow from them, without the time on links between chips: collectives_ms is
-that time at the data sheet's rate, if nothing overlaps. Loops of unknown length
-count once, kernels that state no cost not at all.
+A topology is FAMILY:SHAPE, with the shape in chips, or the number of GPUs. For
+TPUs, cycles are estimates of the compiler, and the stated cost of Pallas
+kernels; step_ms, images_per_s and mfu follow from them, without the time on
+links between chips. For GPUs, roofline_ms is a lower bound, see roofline.py.
+collectives_ms is the time on links at the data sheet's rate, if nothing
+overlaps. Loops of unknown length count once, kernels that state no cost not at
+all.
 """
 
 import json
@@ -39,7 +43,9 @@ _NUM_CLASSES = flags.DEFINE_integer(
 )
 _JSON = flags.DEFINE_string('json', None, 'File for the row, with operations.')
 _OPERATIONS = flags.DEFINE_integer(
-  'operations', 0, 'Number of operations to list, those with most cycles first.'
+  'operations',
+  0,
+  'Number of operations to list, those that take longest first.',
 )
 
 
