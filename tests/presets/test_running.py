@@ -383,7 +383,7 @@ def test_a_tiny_study_runs(tmp_path):
     (
       'self_supervised_embedded',
       'tiny',
-      ('lejepa_lr5e-04', 'lejepa_steps_seed0', 'tuned_scratch_lr1e-03'),
+      ('lejepa_lr5e-04', 'lejepa_steps_seed0'),
     ),
   ],
 )
