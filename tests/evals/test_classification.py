@@ -62,6 +62,7 @@ def expected(rows, labels=LABELS, kernel=KERNEL, loss='softmax'):
     'accuracy': (rank == 0).mean(),
     'top5_accuracy': (rank < 5).mean(),
     'mean_per_class_accuracy': pytest.approx(np.mean(recalls), rel=1e-12),
+    'majority_accuracy': np.bincount(labels).max() / len(rows),
     'ece': pytest.approx(gaps / len(rows), rel=1e-6),
     'loss': pytest.approx(losses.mean(), rel=1e-6),
   }
@@ -77,6 +78,7 @@ def test_exact_on_any_devices_and_batches(num_devices, batch_size, loss):
     num_devices=num_devices, batch_size=batch_size, loss=loss
   )
   assert result == expected(np.arange(21), loss=loss)
+  assert next(iter(result)) == 'mean_per_class_accuracy'  # classes differ
   again = evaluator.run(jnp.asarray(KERNEL))
   assert again == result  # an evaluator can be run any number of times
 

@@ -222,6 +222,22 @@ def test_the_last_lines_of_a_command(tmp_path):
   ]
 
 
+@pytest.mark.parametrize(
+  ('accuracy', 'mean', 'is_said'),
+  [(0.68, 0.5, True), (0.79, 0.5, False), (0.6, 0.7, False)],
+)
+def test_a_result_that_guessing_gives_is_said(
+  tmp_path, accuracy, mean, is_said
+):
+  found = {'accuracy': accuracy, 'mean_per_class_accuracy': mean}
+  found |= {'majority_accuracy': 0.687}
+  record = {'step': 4} | {f'test/{name}': x for name, x in found.items()}
+  config = CONFIG | {'data': {}}
+  run = write_run(tmp_path, [record], config=config)
+  (run / 'model.json').write_text('{"model": {"num_classes": 2}}')
+  assert ('68.7%' in page.closing(run)) == is_said
+
+
 def test_what_files_say_is_escaped(folder):
   """Nothing from a file becomes an element, and pages load nothing."""
   for path in (folder / 'report.html', *folder.glob('*/report.html')):

@@ -99,7 +99,8 @@ class Classification(SplitEvaluator):
     'top5_accuracy': RATE,
     'loss': LOSS,
     'ece': LOSS,
-    'mean_per_class_accuracy': RATE,
+    'mean_per_class_accuracy': ACCURACY,
+    'majority_accuracy': Kind('%', main=True, group=''),
     'class_accuracy/': dataclasses.replace(RATE, detail=True),
     **{f'{name}_{end}': BOUND for name in _RATES for end in ('low', 'high')},
     **COUNTS,
@@ -152,8 +153,10 @@ class Classification(SplitEvaluator):
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}.
 
+    mean_per_class_accuracy: over the classes that occur (class numbers). It
+    comes first if they differ in size, as accuracy alone then misleads.
+    majority_accuracy: the accuracy of always guessing the largest class.
     top5_accuracy: only with more than 5 classes.
-    mean_per_class_accuracy: over the classes that occur (class numbers).
     ece: see `calibration_error`.
     NAME_low, NAME_high: see `intervals`; class_accuracy/CLASS: see `per_class`.
     num_examples, num_unlabelled, skipped: numbers of examples that count, label
@@ -161,7 +164,7 @@ class Classification(SplitEvaluator):
     """
     columns = self._collect(params)
     counts = self._collect.counts(columns)
-    labels, results = columns['label'], {}
+    labels, results, is_uneven = columns['label'], {}, False
     if labels.dtype == bool:
       columns = {name: x[labels] for name, x in columns.items()}
       counts['num_examples'] = len(columns['label'])
@@ -171,6 +174,8 @@ class Classification(SplitEvaluator):
       hits = np.bincount(labels, columns['accuracy'])
       found = {int(c): float(hits[c] / count[c]) for c in np.flatnonzero(count)}
       results['mean_per_class_accuracy'] = float(np.mean([*found.values()]))
+      results['majority_accuracy'] = float(count.max() / count.sum())
+      is_uneven = count.max() > min(count[c] for c in found)
       if self.per_class:
         names = [*(self._names or range(len(count)))]
         if len({*names}) < len(names):  # not unique
@@ -193,7 +198,8 @@ class Classification(SplitEvaluator):
       class_names=self._names,
       describe=getattr(self.data.source, 'describe', str),
     )
-    return found | results | counts
+    parts = (results, found) if is_uneven else (found, results)
+    return parts[0] | parts[1] | counts
 
 
 def _average(logits, activation):

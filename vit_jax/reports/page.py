@@ -70,7 +70,7 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
 def closing(workdir: PathLike) -> str:
   """Return the last lines of a command: what to do next, and the page."""
   found = Workdir(workdir)
-  lines = [found.caution] * bool(found.caution)
+  lines = [x for x in (found.caution or _guessing(found),) if x]
   if found.kind == 'train':
     names = (x for k, x in configs.walk(found.model) if k.endswith('target'))
     packages = {str(x).split('.')[0] for x in names} - {'vit_jax'}
@@ -86,6 +86,24 @@ def closing(workdir: PathLike) -> str:
     lines.append(f'  python -m vit_jax.tools.look {weights} {output} {image}')
   made = found.path / NAME
   return '\n'.join([*lines, f'Report: {made if made.exists() else workdir}'])
+
+
+def _guessing(run):
+  """Return a sentence if a result is not above guessing, else ''."""
+  num_classes = run.model.get('model', {}).get('num_classes') or math.inf
+  for name, majority in run.last.items():
+    evaluator, _, metric = name.rpartition('/')
+    if metric == 'majority_accuracy':
+      accuracy = run.last[f'{evaluator}/accuracy']
+      mean = run.last[f'{evaluator}/mean_per_class_accuracy']
+      if accuracy <= 1.02 * majority and mean <= 1.1 / num_classes:
+        return (
+          f'{evaluator}: an accuracy of {accuracy:.1%} is not above guessing: '
+          f'the largest class alone gives {majority:.1%}. Look at the labels, '
+          'train for longer, try another --config.schedule.lr, or start from '
+          'weights (configs/finetune.py).'
+        )
+  return ''
 
 
 def _an_image(config):
