@@ -4,6 +4,7 @@ import collections
 import gc
 import os
 import pathlib
+import sys
 import tempfile
 
 import jax
@@ -12,6 +13,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from vit_jax.io import environment
+
+GOLDEN = pathlib.Path(__file__).with_name('golden')
+sys.path.append(str(GOLDEN))  # for its scripts
 
 # Most of the tests' time is compilation, and without optimisation XLA compiles
 # twice as fast. Processes that tests start inherit the flags.
@@ -84,6 +88,5 @@ def fast_compilation():
 @pytest.fixture(scope='session')
 def timm_training():
   """Return {name: array}, what golden/record_timm.py records of training."""
-  folder = pathlib.Path(__file__).with_name('golden')
-  with np.load(folder / 'timm_training.npz') as file:
+  with np.load(GOLDEN / 'timm_training.npz') as file:
     return dict(file)

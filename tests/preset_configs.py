@@ -4,13 +4,10 @@ import importlib
 import pathlib
 import sys
 
-import jax
-import numpy as np
+import tiny
 
-from vit_jax import tree
 from vit_jax.config import walk
 from vit_jax.weights import formats
-from vit_jax.weights.bundle import Weights
 from vit_jax.zoo import names
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -204,13 +201,6 @@ def difference(run, name, argument):
 def write_weights(path, model, num_classes=3, size=28, **attributes):
   """Write weights of an untrained model by its name; return the path."""
   model = names.create(model, num_classes=num_classes)
-  images = jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  rng = np.random.default_rng(0)
-  params = {
-    name: 0.1 * rng.normal(size=x.shape).astype(x.dtype)
-    for name, x in tree.flatten(shapes).items()
-  }
-  weights = Weights(model, params, (size, size, 3), **attributes)
+  weights = tiny.weights(model, (size, size, 3), 0.1, **attributes)
   formats.write(weights, path, 'npz')
   return str(path)

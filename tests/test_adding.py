@@ -70,32 +70,6 @@ class Squares:
   def describe(self, i):
     return f'square {i}'
 
-class Join:
-  """Data set that wraps data sets."""
-
-  num_classes = 2
-  class_names = ('dark', 'light')
-
-  def __init__(self, sources):
-    self.sources = sources
-
-  def __len__(self):
-    return sum(map(len, self.sources))
-
-  def _find(self, i):
-    for source in self.sources:
-      if i < len(source):
-        return source, i
-      i -= len(source)
-
-  def __getitem__(self, i):
-    source, i = self._find(i)
-    return source[i]
-
-  def describe(self, i):
-    source, i = self._find(i)
-    return source.describe(i)
-
 @dataclasses.dataclass(frozen=True)
 class Crop:
   """Transform: the upper left corner."""
@@ -104,17 +78,6 @@ class Crop:
 
   def __call__(self, image, rng):
     return image[: self.size, : self.size]
-
-@dataclasses.dataclass(frozen=True)
-class Sometimes:
-  """Transform that wraps a transform."""
-
-  transform: object
-  probability: float = 1.0
-
-  def __call__(self, image, rng):
-    apply = rng.random() < self.probability
-    return self.transform(image, rng) if apply else image
 
 class Largest:
   """Evaluator of a data set: the largest logit, computed batch by batch."""
@@ -234,13 +197,9 @@ import ml_collections
 
 def get_config(model):
   adamw = {'target': 'optax.adamw'}
-  crop = {'target': 'mine.Crop', 'size': 8}
   data = {
-    'source': {
-      'target': 'mine.Join',
-      'sources': [{'target': 'mine.Squares', 'size': s} for s in (9, 10)],
-    },
-    'transforms': [{'target': 'mine.Sometimes', 'transform': crop}],
+    'source': {'target': 'mine.Squares', 'size': 9},
+    'transforms': [{'target': 'mine.Crop', 'size': 8}],
     'batch_size': 8,
   }
   vit = {

@@ -1,6 +1,7 @@
-"""Tiny models, their parameters, and encoded images, for several tests."""
+"""Tiny models, parameters, recorded arrays, and encoded images."""
 
 import io
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from PIL import Image
 from vit_jax import tree
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.weights.bundle import Weights
 
 VIT = {'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
 VIT |= {'embedding': PatchEmbedding(4)}
@@ -31,6 +33,12 @@ def normal_params(model, image_shape, scale=1.0, seed=0):
   }
 
 
+def weights(model, image_shape, scale=0.3, seed=0, **attributes):
+  """Return Weights of `normal_params`."""
+  params = normal_params(model, image_shape, scale, seed)
+  return Weights(model, params, image_shape, **attributes)
+
+
 def assert_trees_close(actual, expected, *, rtol=0, atol=0):
   """Check that pytrees have the same paths, and arrays near each other."""
   actual, expected = tree.flatten(actual), tree.flatten(expected)
@@ -39,6 +47,12 @@ def assert_trees_close(actual, expected, *, rtol=0, atol=0):
     np.testing.assert_allclose(
       actual[path], expected[path], rtol=rtol, atol=atol, err_msg=path
     )
+
+
+def golden(name):
+  """Return {key: array} of golden/NAME.npz."""
+  with np.load(pathlib.Path(__file__).parent / f'golden/{name}.npz') as file:
+    return dict(file)
 
 
 def encode(image, kind='PNG', **options):

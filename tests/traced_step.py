@@ -3,8 +3,7 @@
     python tests/traced_step.py
 
 A profiler lists the functions of this project that run while `train_step` is
-traced, and the files that have run between the config and that step. The README
-states these figures; `tests/test_readme.py` checks them.
+traced. The README states how many; `tests/test_readme.py` checks it.
 """
 
 import collections
@@ -22,14 +21,12 @@ class Tracer:
   """Profile function that notes the code of this project that is called.
 
   Attributes:
-    before: files that have run before the first step.
     in_step: code objects that ran while train_step was on the stack.
   """
 
   def __init__(self):
-    self.before, self.in_step = set(), set()
+    self.in_step = set()
     self._depth = collections.Counter()  # of train_step, by thread
-    self._has_begun = False
 
   def __call__(self, frame, event, _):
     code = frame.f_code
@@ -41,11 +38,8 @@ class Tracer:
       self._depth[thread] -= is_step
       return
     self._depth[thread] += is_step
-    self._has_begun |= is_step
     if self._depth[thread]:
       self.in_step.add(code)
-    elif not self._has_begun and code.co_name != '<module>':
-      self.before.add(code.co_filename)
 
 
 def lines_of(code):
@@ -88,8 +82,6 @@ def main():
   for name, count in found.items():
     print(f'{count:5} {name}')
   print(f'{sum(found.values()):5} lines of functions in {len(found)} files')
-  print(f'{len(tracer.before)} files run before the step:')
-  print(*sorted(x.removeprefix(f'{PACKAGE}/') for x in tracer.before))
 
 
 if __name__ == '__main__':

@@ -42,18 +42,10 @@ def softmax(x):
   return e / e.sum(axis=-1, keepdims=True)
 
 
-def numpy_weights(q, k):
-  """[B, h, N, N], one image and head at a time."""
-  q, k = np.asarray(q, np.float64), np.asarray(k, np.float64)
-  return np.array(
-    [
-      [
-        softmax(q[b, :, h] @ k[b, :, h].T / np.sqrt(q.shape[-1]))
-        for h in range(q.shape[2])
-      ]
-      for b in range(len(q))
-    ]
-  )
+def numpy_weights(q, k, added=0.0):
+  """[B, h, N, N] in float64."""
+  q, k = (np.asarray(x, np.float64).swapaxes(1, 2) for x in (q, k))
+  return softmax((q @ k.swapaxes(2, 3) + added) / np.sqrt(q.shape[-1]))
 
 
 def record(model, variables, images):
@@ -73,10 +65,15 @@ def make(**fields):
   return model, {'params': params}, images
 
 
-def test_weights_are_the_softmax():
+def test_weights_are_the_softmax_and_maps_are_their_rows():
   q, k = qk()
-  found = softmax_of(q, k)
-  np.testing.assert_allclose(found, numpy_weights(q, k), atol=1e-6)
+  wanted = numpy_weights(q, k)
+  np.testing.assert_allclose(softmax_of(q, k), wanted, atol=1e-6)
+  patches = jnp.zeros((1, 1, 7)).at[..., 3:].set(1 / 4)
+  rows = wanted[:, :, 0], wanted[:, :, 3:].mean(2)
+  for start, row in zip((FIRST, patches), rows):
+    found = maps(q, k, start=start)[:, :, 0]
+    np.testing.assert_allclose(found, row, atol=1e-6)
   half = softmax_of(q.astype('bfloat16'), k.astype('bfloat16'))
   assert half.dtype == jnp.float32
   np.testing.assert_allclose(half.sum(-1), 1, atol=1e-6)
@@ -164,29 +161,17 @@ def test_rollout_of_heads():
 def test_what_positions_add_counts_everywhere():
   (q, k), rng = qk(), np.random.default_rng(1)
   added = rng.normal(size=(2, 3, 7, 7), scale=3).astype(np.float32)
-  scores = (np.einsum('bqhd,bnhd->bhqn', q, k) + added) / 2
-  wanted = softmax(scores)
-  np.testing.assert_allclose(softmax_of(q, k, added), wanted, atol=1e-6)
+  weights = numpy_weights(q, k, added)
+  np.testing.assert_allclose(softmax_of(q, k, added), weights, atol=1e-6)
   found = rollout(*(x[None] for x in (q, k, added)))
-  wanted = (wanted.mean(axis=1) + np.eye(7)[None]) / 2
+  wanted = (weights.mean(axis=1) + np.eye(7)[None]) / 2
   np.testing.assert_allclose(found, wanted, atol=1e-6)
   distances = attention.cell_distances((2, 3), (4, 5))
-  wanted = (softmax(scores[:, :, 1:, 1:]) * distances[None, None]).sum(axis=-1)
+  weights = weights[:, :, 1:, 1:]
+  weights /= weights.sum(axis=-1, keepdims=True)
+  wanted = (weights * distances[None, None]).sum(axis=-1)
   found = mean_distance(q, k, added, distances=distances)
   np.testing.assert_allclose(found, wanted.mean(axis=-1), rtol=1e-5)
-
-
-def test_maps_are_rows_of_the_weights():
-  q, k = qk()
-  wanted = np.asarray(softmax_of(q, k))
-  start = FIRST
-  np.testing.assert_allclose(
-    maps(q, k, start=start)[:, :, 0], wanted[:, :, 0], atol=1e-6
-  )
-  start = jnp.zeros((1, 1, 7)).at[..., 3:].set(1 / 4)
-  np.testing.assert_allclose(
-    maps(q, k, start=start)[:, :, 0], wanted[:, :, 3:].mean(2), atol=1e-6
-  )
 
 
 def loop_distance(weights, grid, cell):

@@ -32,21 +32,20 @@ HELP = """
 import io, os, runpy, sys
 import grain, matplotlib.pyplot, rich.progress
 from vit_jax import pretrained
-for word in ('--help',):
-  for name in sys.argv[2:]:
-    if not (child := os.fork()):
-      sys.argv = [name, word]
-      sys.stdout = io.StringIO()
-      try:
-        runpy.run_module(name, run_name='__main__', alter_sys=True)
-        code = 'no exit'
-      except SystemExit as stopped:
-        code = stopped.code or 0
-      text = sys.stdout.getvalue()
-      if code not in (0, 1) or len(text) < 100:
-        print(name, word, code, text, file=sys.stderr, flush=True)
-      os._exit(0)
-    os.waitpid(child, 0)
+for name in sys.argv[1:]:
+  if not (child := os.fork()):
+    sys.argv = [name, '--help']
+    sys.stdout = io.StringIO()
+    try:
+      runpy.run_module(name, run_name='__main__', alter_sys=True)
+      code = 'no exit'
+    except SystemExit as stopped:
+      code = stopped.code or 0
+    text = sys.stdout.getvalue()
+    if code not in (0, 1) or len(text) < 100:
+      print(name, code, text, file=sys.stderr, flush=True)
+    os._exit(0)
+  os.waitpid(child, 0)
 """
 
 
@@ -59,7 +58,7 @@ def test_help_is_a_success(tmp_path):
   assert 'vit_jax.main' in programs and len(programs) >= 9
   # Children that benchmarks start; they speak a protocol on stdin.
   programs = [x for x in programs if '.benchmark.' not in x or '__main__' in x]
-  done = python('-c', HELP, '', *programs, cwd=tmp_path, GLIBC_TUNABLES='')
+  done = python('-c', HELP, *programs, cwd=tmp_path, GLIBC_TUNABLES='')
   assert done.returncode == 0
   complaints = [x for x in done.stderr.splitlines() if x.startswith('vit_jax')]
   assert not complaints
@@ -86,8 +85,6 @@ def test_help_is_a_success(tmp_path):
       '--config=configs/evaluate.py:folder,acuracy',
       r"'acuracy' \(did you mean 'accuracy'\?\)\. .*folder, tfds, size=",
     ),
-    ('--config=configs/evaluate.py:size=big', r"'size=big': expected a whole"),
-    ('--config=configs/evaluate.py:folder,tfds', r"'folder' and 'tfds' both"),
     ('--config=configs/finetune.py:size=0', r'expected a whole number above 0'),
     (
       '--config=configs/pretrain_paper.py:jft,name=',
@@ -95,20 +92,12 @@ def test_help_is_a_success(tmp_path):
     ),
     ('--config=vit_jax:quickstart --config.=3', r'--config\.=3 lacks a key'),
     (
-      '--config=vit_jax:finetune:pets --config.data.batch_size=many',
-      r'batch_size=many: it is 512 here\. Give a value of type int',
-    ),
-    (
       '--config=vit_jax:finetune:pets,B/16 --config.model=3',
       r'keys of its own: .*width\. Set these, as in --config\.model\.KEY=VALUE',
     ),
     (
       '--config=vit_jax:finetune:pets --config.evals.tset.every_steps=3',
       r"evals\.tset needs a 'target'.*\(did you mean 'test'\?\)",
-    ),
-    (
-      '--config=vit_jax:finetune:folder --config.total_epochs=-1',
-      r'total_epochs: epochs=-1\.0 must be',
     ),
     (
       '--config=vit_jax:pretrain_paper:B/16 --config.optimizer.mu_dtype=',
@@ -119,16 +108,8 @@ def test_help_is_a_success(tmp_path):
       r'optimizer\.eps_root=\(\): .* must be a valid number\.',
     ),
     (
-      '--config=vit_jax:pretrain_paper:B/16 --config.schedule.lrate=0.1',
-      r"no argument 'lrate' \(did you mean 'lr'\?\)",
-    ),
-    (
       '--config=vit_jax:pretrain_paper:B/16 --config.model.depth=1000000000',
       r'model\.depth=1000000000: must be between 1 and 1000\.',
-    ),
-    (
-      '--config=vit_jax:pretrain_paper:B/16 --config.logging.every_steps=0',
-      r'logging\.every_steps=0: must be above 0',
     ),
     (
       '--config=vit_jax:transfer --config.shared.wieghts=/tmp/x',

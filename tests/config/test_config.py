@@ -243,15 +243,6 @@ def test_locate_reaches_into_classes():
   assert fromkeys('ab').keys() == {'a', 'b'}
 
 
-def test_required_placeholders():
-  settings = ml_collections.ConfigDict({'run': here('start')})
-  settings.number = config_dict.placeholder(str)
-  settings.total_steps = 1
-  message = r'Add --config\.number=\.\.\.$'
-  with pytest.raises(ConfigError, match=message):
-    configs.run(settings, 'DIR')
-
-
 # The command line.
 
 
@@ -323,11 +314,6 @@ def test_files(tmp_path):
   path.write_text('def get_config(argument="none"):\n  return argument\n')
   assert configs.load(path) == 'none'
   assert configs.load(f'{path}:L/16,a=b:c') == 'L/16,a=b:c'
-  with pytest.raises(ConfigError, match=r'absent\.py is not a file'):
-    configs.load(tmp_path / 'absent.py')
-  path.write_text('')
-  with pytest.raises(ConfigError, match='no function get_config'):
-    configs.load(path)
 
 
 def test_settings_are_what_is_set_and_the_defaults():

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import json
-import pathlib
 import pickle
 import types
 
@@ -12,13 +11,13 @@ import numpy as np
 import pytest
 from options import all_set
 from PIL import Image, ImageFilter
+from tiny import golden
 
 from vit_jax import config as config_lib
 from vit_jax.data import augment as A
 from vit_jax.data import images
 from vit_jax.data import transforms as T
 
-RECORDED = pathlib.Path(__file__).parents[1] / 'golden' / 'augment.npz'
 FILL = (124, 116, 104)
 DEIT = 'rand-m9-mstd0.5-inc1'
 EACH = (
@@ -36,8 +35,7 @@ EACH = (
 
 @pytest.fixture(scope='module')
 def recorded():
-  with np.load(RECORDED) as file:
-    return dict(file)
+  return golden('augment')
 
 
 def _picture(height=30, width=40, channels=3):

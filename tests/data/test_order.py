@@ -53,7 +53,7 @@ def test_the_permutation_of_an_epoch():
 def test_large_sets_are_permuted_one_place_at_a_time(monkeypatch):
   from grain.experimental import index_shuffle
 
-  count = 2**20 + 3
+  count = 2**31 + 3
   found = Shuffled().bind(range(count), 4)(2 * count + 7)
   seed = int(np.random.SeedSequence([4, 2]).generate_state(1)[0])
   place = index_shuffle(7, max_index=count - 1, seed=seed, rounds=4)

@@ -11,8 +11,6 @@ import packed
 import pytest
 import tensorflow_datasets as tfds
 
-from configs import train_folder
-from vit_jax import config as configs
 from vit_jax.data import tables
 from vit_jax.data.folder import Folder
 from vit_jax.data.hugging_face import HuggingFace
@@ -65,7 +63,7 @@ def write_all(root, files=FILES):
     label, stem = name.removesuffix('.png').split('/')
     samples[f'{stem}.png'] = data
     samples[f'{stem}.cls'] = str(NAMES.index(label)).encode()
-  packed.write_tar(root / 'wds' / 'train-0.tar', samples)
+  packed.write_folder(root / 'wds', {'train-0.tar': packed.tar_bytes(samples)})
   (root / 'names.txt').write_text('\n'.join(NAMES), encoding='utf-8')
   datasets.DatasetDict(train=table(files)).save_to_disk(root / 'saved')
   table(files).save_to_disk(root / 'single')
@@ -84,12 +82,13 @@ def root(tmp_path_factory):
     yield write_all(tmp_path_factory.mktemp('data'))
 
 
+TFDS = 'tfds:{}/tfds/insects/1.0.0'
 KINDS = {  # name: (class, arguments)
   'folder:{}/folder': (Folder, {}),
   '{}/folder': (Folder, {}),
   '{}/folder ': (Folder, {'csv': 'labels.csv'}),
   '{}/splits': (Folder, {'split': 'train'}),
-  'tfds:{}/tfds/insects/1.0.0:train': (Tfds, {}),
+  f'{TFDS}:train': (Tfds, {}),
   '{}/tfds/insects/1.0.0': (Tfds, {'split': 'train'}),
   'hf:{}/splits:train': (HuggingFace, {}),
   'hf:{}/pq': (HuggingFace, {'split': 'train'}),
@@ -227,23 +226,13 @@ def test_arguments_reach_the_package(monkeypatch):
   ]
 
 
-def test_a_config_reads_all_kinds(root):
-  found = {}
-  for name in ('folder', 'pq/train-*.parquet'):
-    config = train_folder.get_config('held_out=25')
-    config.data.source.path = str(root / name)
-    for data in (config.data, config.evals.test.data):
-      found.setdefault(name, []).append(configs.resolve(data.source))
-  for one, two in zip(*found.values()):
-    assert packed.all_of(one) == packed.all_of(two)
-  assert [len(x) for x in found['folder']] == [9, 3]
-
-
 @pytest.mark.parametrize(
   ('name', 'options', 'words'),
   [
     ('wds:/data/x.tar', {}, ["'wds'", 'folder:PATH']),
-    ('tfds:{}/tfds/insects/1.0.0', {}, ['split']),
+    (TFDS, {}, ['split']),
+    (f'{TFDS}:train', {'label_key': 'y'}, ["'y'", 'label_key', 'file_name']),
+    (f'{TFDS}:train', {'image_key': 'img'}, ["'img'", 'image_key']),
     ('hf:nobody/nothing:train', {}, ['nobody/nothing train cannot be read']),
     ('hf:{}/pq:test', {}, ['pq test cannot be read', "['train']"]),
     ('hf:{}/saved', {'split': 'test'}, ["'test'", "'train'"]),

@@ -164,20 +164,6 @@ def test_labels_are_those_of_the_examples(data_dir, key, monkeypatch):
   np.testing.assert_array_equal(labels, expected)
 
 
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    ({'label_key': 'y'}, ["'y'", 'label_key', 'count']),
-    ({'image_key': 'img'}, ["'img'", 'image_key']),
-  ],
-)
-def test_errors(data_dir, options, words):
-  options = {'name': 'colours', 'split': 'train', **options}
-  with pytest.raises(ValueError) as error:
-    Tfds(data_dir=data_dir, **options)
-  assert all(word in str(error.value) for word in words)
-
-
 def test_absent_data_shows_the_command(data_dir):
   with pytest.raises(ValueError, match="'mnist' is not prepared") as info:
     Tfds('mnist', split='train', data_dir=data_dir)

@@ -1,19 +1,17 @@
 """Transforms against numpy, Pillow and the formulas they implement."""
 
 import json
-import pathlib
 import pickle
 
 import numpy as np
 import pytest
 from options import all_set
 from PIL import Image
+from tiny import golden
 
 from vit_jax import config as config_lib
 from vit_jax.data import transforms as T
 from vit_jax.data.vtab import Scale
-
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 
 
 def _image(height=30, width=40, channels=3):
@@ -52,16 +50,10 @@ def test_resize_is_bilinear_without_antialiasing(size):
   assert np.abs(out - _bilinear(_image(), *size)).max() <= 1
 
 
-def test_area_is_the_box_mean():
-  out = T.Resize((10, 8), 'area')(_image(), _rng())
-  mean = _image().reshape(10, 3, 8, 5, 3).mean((1, 3))
-  assert np.abs(out - mean).max() <= 0.51
-
-
 @pytest.mark.parametrize('case', range(12))
 def test_area_is_tensorflows(case):
-  with np.load(GOLDEN / 'tf_area.npz') as file:
-    image, theirs = file[f'image_{case}'], file[f'area_{case}']
+  recorded = golden('tf_area')
+  image, theirs = recorded[f'image_{case}'], recorded[f'area_{case}']
   out = T.Resize(theirs.shape[:2], 'area')(image, _rng())
   assert out.dtype == np.uint8 and out.shape == theirs.shape
   assert np.abs(out - theirs).max() <= 0.52
@@ -107,18 +99,12 @@ def test_random_crop_reaches_every_place_equally():
 
 
 def test_flip():
-  np.testing.assert_array_equal(
-    T.FlipLR(1.0)(_image(), _rng()), _image()[:, ::-1]
-  )
-  np.testing.assert_array_equal(T.FlipLR(0.0)(_image(), _rng()), _image())
+  image = _image()[3:20, 5:19]  # not contiguous
+  np.testing.assert_array_equal(T.FlipLR(1.0)(image, _rng()), image[:, ::-1])
+  np.testing.assert_array_equal(T.FlipLR(0.0)(image, _rng()), image)
   rng = _rng()
   flips = [(T.FlipLR()(_image(), rng) != _image()).any() for _ in range(400)]
   assert 150 < sum(flips) < 250
-
-
-def test_flip_of_a_crop():
-  image = _image()[3:20, 5:19]  # not contiguous
-  np.testing.assert_array_equal(T.FlipLR(1.0)(image, _rng()), image[:, ::-1])
 
 
 @pytest.mark.parametrize('method', ['tf', 'torch'])
@@ -182,26 +168,23 @@ def test_scaled_to_another_image_size():
   assert T.scale(small, (24, 12), old=(8, 12)) == large
 
 
-def test_tf_heights_are_uniform():
+def uniform(found):
+  """Whether numbers are uniform in [0, 1]: Kolmogorov-Smirnov, p < 1e-3."""
+  return np.abs(np.sort(found) - np.linspace(0, 1, len(found))).max() < 0.03
+
+
+def test_distributions_of_inception_crops():
   # At a fixed ratio of 1 on a square: heights uniform in [sqrt(.04), 1] * 200.
-  crop = T.InceptionCrop(8, area=(0.04, 1.0), ratio=(1.0, 1.0))
-  rng = _rng()
+  crop, rng = T.InceptionCrop(8, (0.04, 1.0), (1.0, 1.0)), _rng()
   heights = np.array([crop.box((200, 200), rng)[2] for _ in range(4000)])
   assert heights.min() == 40 and heights.max() == 200
-  ranks = (np.sort(heights) - 40) / 160
-  uniform = np.linspace(0, 1, 4000)
-  assert np.abs(ranks - uniform).max() < 0.03  # Kolmogorov-Smirnov, p < 1e-3
-
-
-def test_torch_areas_and_log_ratios_are_uniform():
+  assert uniform((heights - 40) / 160)
   least, most = 0.04, 0.24  # at a ratio of 4 it still fits
   crop = T.InceptionCrop(8, (least, most), (1 / 4, 4), method='torch')
-  rng = _rng()
   boxes = np.array([crop.box((400, 400), rng) for _ in range(4000)])
   h, w = boxes[:, 2:].T
-  areas = (h * w / 400**2 - least) / (most - least)
-  for found in (areas, (np.log(w / h) / np.log(4) + 1) / 2):
-    assert np.abs(np.sort(found) - np.linspace(0, 1, 4000)).max() < 0.03
+  assert uniform((h * w / 400**2 - least) / (most - least))
+  assert uniform((np.log(w / h) / np.log(4) + 1) / 2)
 
 
 def test_inception_crop_falls_back():

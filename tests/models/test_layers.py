@@ -1,4 +1,4 @@
-"""Normalisation, products with float32 gradients, patch embeddings."""
+"""Normalisation, products with float32 gradients, the program for GPUs."""
 
 import contextlib
 import functools
@@ -84,30 +84,17 @@ def test_tpus_get_rounded_kernels_and_tokens_apart(monkeypatch):
     np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02)
 
 
-def test_patches_are_a_strided_convolution():
-  embedding = PatchEmbedding((4, 2))
-  model = tiny(embedding=embedding, posemb=None, depth=1)
-  params = random_params(model)
-  actual = model.apply({'params': params}, IMAGES, method='features')['patches']
-  assert embedding.grid(IMAGES.shape[1:]) == (2, 6)
-  assert embedding.image_size((2, 6)) == (8, 12)
-  kernel, bias = params['embedding']['kernel'], params['embedding']['bias']
-  for token in range(12):
-    y, x = 4 * (token // 6), 2 * (token % 6)
-    patch = IMAGES[:, y : y + 4, x : x + 2].reshape(4, -1)
-    expected = patch @ kernel.reshape(-1, 16) + bias
-    np.testing.assert_allclose(actual[:, token], expected, atol=1e-5)
+HYBRIDS = {(): 4, (1,): 4, (1, 1): 8, (3, 4, 9): 16}
 
 
 @pytest.mark.parametrize(
-  'stages, reduction', [((), 4), ((1,), 4), ((1, 1), 8), ([3, 4, 9], 16)]
+  'embedding, height, width',
+  [(PatchEmbedding((4, 2)), 4, 2)]
+  + [(Hybrid(2, stages=x), 2 * n, 2 * n) for x, n in HYBRIDS.items()],
 )
-def test_hybrids_reduce_images(stages, reduction):
-  hybrid = Hybrid(2, stages=stages)
-  assert hybrid.reduction == reduction
-  side = 6 * reduction
-  assert hybrid.grid((side, 2 * side, 3)) == (3, 6)
-  assert hybrid.image_size((3, 6)) == (side, 2 * side)
+def test_sizes_of_grids_and_images(embedding, height, width):
+  assert embedding.grid((3 * height, 6 * width, 3)) == (3, 6)
+  assert embedding.image_size((3, 6)) == (3 * height, 6 * width)
 
 
 def test_gpus_sum_gradients_of_biases_in_float32(monkeypatch):

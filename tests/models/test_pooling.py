@@ -21,34 +21,11 @@ from vit_jax.models.pooling import (
 )
 
 
-@functools.cache
 def features(pooling):
   model = tiny(pooling=pooling)
-  variables = {'params': random_params(model)}
   options = {'method': 'features', 'mutable': 'intermediates'}
-  out, recorded = apply(model, variables['params'], **options)
-  return variables, out, recorded['intermediates']
-
-
-@pytest.mark.parametrize('kind', [NoPooling, Mean])
-def test_a_class_token_that_pooling_does_not_read(kind):
-  """Class token and registers come first; pooling reads only patches."""
-  pooling = kind(class_token=True, num_registers=2)
-  variables, out, _ = features(pooling)
-  patches = out['tokens'][:, 3:]
-  expected = patches if kind is NoPooling else patches.mean(axis=1)
-  np.testing.assert_allclose(out['pooled'], expected, atol=1e-6)
-  token = tiny(pooling=ClassToken(num_registers=2))
-  token = apply(token, variables['params'], method='features', per_layer=False)
-  np.testing.assert_allclose(out['tokens'], token['tokens'], atol=1e-5)
-
-
-def test_layout():
-  layout = Mean(class_token=True, num_registers=2).layout((2, 6))
-  assert (layout.prefix, layout.num_tokens) == (3, 15)
-  assert ClassToken().layout((2, 6)).prefix == 1
-  assert DistillationToken(num_registers=2).layout((2, 6)).prefix == 4
-  assert Map().layout([2, 6]).prefix == 0
+  out, recorded = apply(model, random_params(model), **options)
+  return out, recorded['intermediates']
 
 
 @pytest.mark.parametrize(
@@ -62,7 +39,7 @@ def test_layout():
   ids=str,
 )
 def test_weights_of_tokens_give_the_pooled_tokens(pooling):
-  _, out, recorded = features(pooling)
+  out, recorded = features(pooling)
   weights = pooling.token_weights(pooling.layout((2, 6)), recorded)
   found = jnp.einsum(
     'brn,bnd->brd', jnp.tile(weights, (4, 1, 1)), out['tokens']
@@ -75,7 +52,7 @@ def test_weights_of_tokens_give_the_pooled_tokens(pooling):
 
 def test_weights_of_tokens_of_a_learned_query():
   pooling = Map(num_registers=2)
-  _, _, recorded = features(pooling)
+  _, recorded = features(pooling)
   found = np.asarray(pooling.token_weights(pooling.layout((2, 6)), recorded))
   assert found.shape == (4, 1, 14)
   np.testing.assert_array_equal(found[..., :2], 0)

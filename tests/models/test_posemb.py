@@ -4,7 +4,6 @@ import dataclasses
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from contract import apply, assert_scan_is_the_loop, random_params, tiny
@@ -22,7 +21,7 @@ from vit_jax.models.posemb import (
   SinCos2d,
 )
 from vit_jax.models.rotary import RotaryAxial, RotaryDino, RotaryMixed
-from vit_jax.models.vit import Attention, Block
+from vit_jax.models.vit import Attention
 
 GRID = 2, 6  # of IMAGES
 RNG = np.random.default_rng(0)
@@ -64,31 +63,6 @@ def test_positions_of_the_patches_only(at):
     part.pop('cls_pos_embedding', None)
   without = with_prefix.clone(posemb=Learned(at=at, prefix=False))
   np.testing.assert_allclose(apply(without, params), expected, atol=1e-6)
-
-
-@by_kind
-def test_positions_of_every_layer(kind):
-  """Each layer adds its own to its input; registers have none."""
-  model = tiny(posemb=kind(at='layers'), pooling=REGISTER)
-  params = random_params(model)
-  outputs = apply(model, params, method='features')
-  prefix = np.concatenate([params['cls'], params['registers']], axis=1)
-  prefix = np.broadcast_to(prefix, (4, 2, 16))
-  x = jnp.concatenate([prefix, outputs['patches']], axis=1)
-  block = jax.jit(Block(num_heads=2, mlp_dim=24).apply)
-  for i in range(2):
-    layer = dict(params[f'block_{i}'])
-    rows = layer.pop('cls_pos_embedding'), np.zeros((1, 1, 16))
-    if kind is Learned:
-      table = layer.pop('pos_embedding')
-    else:
-      table_x, table_y = (layer.pop(f'pos_embedding_{a}') for a in 'xy')
-      table = np.concatenate(
-        [table_x + np.zeros((1, 2, 1, 1)), table_y + np.zeros((1, 1, 6, 1))], -1
-      )
-    added = np.concatenate([*rows, table.reshape(1, 12, 16)], axis=1)
-    x = block({'params': layer}, x + added.astype('f'))
-    np.testing.assert_allclose(outputs[f'block_{i}'], x, atol=2e-5)
 
 
 @by_kind

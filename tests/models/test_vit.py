@@ -150,19 +150,6 @@ def test_stochastic_depth_is_linear_and_skips_whole_examples(
     np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=1e-5)
 
 
-# Features.
-
-
-def test_without_a_head_the_representation_comes_out():
-  model = tiny(num_classes=None, head=Head(representation_size=20))
-  params = random_params(model)
-  out = apply(model, params, method='features')
-  assert 'logits' not in out and 'head' not in params
-  actual = apply(model, params)
-  np.testing.assert_allclose(actual, out['pre_logits'], atol=1e-6)
-  assert actual.shape == (4, 20) and np.abs(actual).max() < 1
-
-
 def test_dropout_acts_in_training_only_and_depends_on_its_key_alone():
   options = BlockOptions(attention_dropout=0.5)
   model = tiny(dropout=0.5, block=options, stochastic_depth=0.5)

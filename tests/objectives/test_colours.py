@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +10,13 @@ import numpy as np
 import pytest
 import scipy.stats
 from options import all_set
+from tiny import golden
 
 from vit_jax import config
 from vit_jax.objectives import colours
 from vit_jax.objectives.colours import LEJEPA, Colour, Views
 from vit_jax.parallel import sharding
 
-RECORDED = pathlib.Path(__file__).parents[1] / 'golden' / 'views.npz'
 NEVER = Colour(0.0, jitter_probability=0.0, grey=0.0, blur=0.0)
 RNG = np.random.default_rng(0)
 BATCH = {
@@ -48,9 +47,9 @@ def change(case):
 
 @pytest.mark.parametrize('channels', ['colour', 'one'])
 def test_changes_are_those_of_torchvision(channels):
-  with np.load(RECORDED) as file:
-    image = file[channels].transpose(2, 0, 1).astype(np.float32)
-    cases = {k: v for k, v in file.items() if k.startswith(f'{channels}/')}
+  file = golden('views')
+  image = file[channels].transpose(2, 0, 1).astype(np.float32)
+  cases = {k: v for k, v in file.items() if k.startswith(f'{channels}/')}
   assert len(cases) == 22
   for name, expected in cases.items():
     found = change(name.partition('/')[2])(image) / 255

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import pathlib
 import shutil
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +10,7 @@ import numpy as np
 import on_mesh
 import optax
 import pytest
+import record_dino as recorder
 import tiny
 from synthetic import Synthetic
 
@@ -31,25 +30,16 @@ from vit_jax.step import TrainState, train_step
 from vit_jax.train import train
 from vit_jax.weights import formats, timm
 
-sys.path[:0] = [str(pathlib.Path(__file__).parents[1] / 'golden')]
-
-import record_dino as recorder  # noqa: E402
-
 KEY = jax.random.key(0)
 PLAIN = Colour(flip=0, jitter_probability=0, grey=0, blur=0)
 GIVEN = Views((PLAIN,), PLAIN)  # pixels as they are
 HEAD = DinoHead(recorder.OUTPUTS, recorder.HIDDEN, recorder.BOTTLENECK)
+GOLDEN = tiny.golden('dino')
 TIMELINE = Timeline(recorder.BATCH, 2 * recorder.BATCH, recorder.STEPS)
 
 
-@functools.cache
-def golden():
-  with np.load(pathlib.Path(recorder.__file__).with_name('dino.npz')) as file:
-    return dict(file)
-
-
 def part(start):
-  found = {k: x for k, x in golden().items() if k.startswith(start)}
+  found = {k: x for k, x in GOLDEN.items() if k.startswith(start)}
   return {k.removeprefix(start): x for k, x in found.items()}
 
 
@@ -203,8 +193,8 @@ def test_ten_steps_are_those_of_pytorch():
   for i in range(recorder.STEPS):
     state, metrics = step(state, recorder.crops(i))
     losses.append(metrics['loss'])
-  np.testing.assert_allclose(losses, golden()['losses'], rtol=1e-3)
-  np.testing.assert_allclose(state.carried, golden()['centre'], 1e-3, 1e-4)
+  np.testing.assert_allclose(losses, GOLDEN['losses'], rtol=1e-3)
+  np.testing.assert_allclose(state.carried, GOLDEN['centre'], 1e-3, 1e-4)
   for name, params in (('student/', state.params), ('teacher/', state.ema)):
     assert_close(params, read(part(name)), 1e-3, 1e-4)
 

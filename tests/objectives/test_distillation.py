@@ -33,7 +33,6 @@ from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.step import Context
 from vit_jax.train import train
 from vit_jax.weights import formats
-from vit_jax.weights.bundle import Weights
 
 RNG = np.random.default_rng(0)
 KEY = jax.random.key(0)
@@ -45,9 +44,8 @@ MODEL = tiny.vit(num_classes=4)
 TWO_HEADS = MODEL.clone(pooling=DistillationToken())
 
 
-def make_weights(model, size=8, seed=1, **attributes):
-  params = tiny.normal_params(model, (size, size, 3), 0.3, seed)
-  return Weights(model, params, (size, size, 3), **attributes)
+def make_weights(model, size=8, **attributes):
+  return tiny.weights(model, (size, size, 3), **{'seed': 1} | attributes)
 
 
 def write(path, weights):
@@ -170,10 +168,7 @@ def test_without_weight_the_loss_and_gradient_are_those_of_the_objective(
     for f, more in ((wrapped, (context_of(wrapped),)), (plain, ()))
   )
   np.testing.assert_allclose(found[0][0], expected[0][0], rtol=1e-6)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-    *(found[1], expected[1]),
-  )
+  tiny.assert_trees_close(found[1], expected[1], atol=1e-6)
   assert found[0][1]['accuracy'] == expected[0][1]['accuracy']
 
 

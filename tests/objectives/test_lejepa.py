@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,8 @@ import numpy as np
 import on_mesh
 import optax
 import pytest
+import record_lejepa
+import seeded
 import tiny
 from synthetic import Synthetic
 
@@ -28,15 +28,11 @@ from vit_jax.step import TrainState, train_step
 from vit_jax.train import train
 from vit_jax.weights import timm
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
-sys.path.append(str(GOLDEN))
-import record_lejepa  # noqa: E402
-import seeded  # noqa: E402
-
 KEY = jax.random.key(0)
 MODEL = tiny.vit(num_classes=0)
 PLAIN = Colour(flip=0.0, jitter_probability=0.0, grey=0.0, blur=0.0)
 CROPS = record_lejepa.crops()
+GOLDEN = tiny.golden('lejepa')
 make = functools.partial(
   LeJepa,
   preprocess=Normalize(),
@@ -49,12 +45,6 @@ def batch_of(step):
   return {name: x[step] for name, x in CROPS.items()}
 
 
-@pytest.fixture(scope='module')
-def golden():
-  with np.load(GOLDEN / 'lejepa.npz') as file:
-    return dict(file)
-
-
 def under(arrays, folder):
   """Return {name: array} of FOLDERname."""
   found = {k: x for k, x in arrays.items() if k.startswith(folder)}
@@ -62,17 +52,17 @@ def under(arrays, folder):
 
 
 @pytest.mark.parametrize('name', ['sigreg', 'sigreg_of_a_set', 'visreg'])
-def test_regularizers_are_those_of_others(golden, name):
+def test_regularizers_are_those_of_others(name):
   regularize = Visreg() if name == 'visreg' else Sigreg()
 
   def of_views_first(z):
     as_set = name == 'sigreg_of_a_set'
     z = z.reshape(-1, 1, z.shape[-1]) if as_set else z.swapaxes(0, 1)
-    return regularize(z, golden['slices'])
+    return regularize(z, GOLDEN['slices'])
 
-  found = jax.jit(jax.value_and_grad(of_views_first))(golden['z'])
-  np.testing.assert_allclose(found[0], golden[name], rtol=1e-5)
-  expected = golden[f'{name}_grad']
+  found = jax.jit(jax.value_and_grad(of_views_first))(GOLDEN['z'])
+  np.testing.assert_allclose(found[0], GOLDEN[name], rtol=1e-5)
+  expected = GOLDEN[f'{name}_grad']
   assert abs(found[1] - expected).max() < 1e-5 * abs(expected).max()
 
 
@@ -91,14 +81,14 @@ def from_timm(arrays):
   return weights.model, jax.tree.map(jnp.asarray, params)
 
 
-def test_ten_steps_are_those_of_pytorch(golden, monkeypatch):
+def test_ten_steps_are_those_of_pytorch(monkeypatch):
   """With views of two sizes, stable-pretraining's model, and lightly's loss."""
-  last = under(golden, 'last/')
+  last = under(GOLDEN, 'last/')
   shapes = {name: x.shape for name, x in last.items()}
   model, params = from_timm(seeded.weights(shapes))
   width, *hidden = record_lejepa.HIDDEN
   projector = Projector(width, tuple(hidden), record_lejepa.OUTPUTS)
-  shape = golden['step_slices'].shape[1:]
+  shape = GOLDEN['step_slices'].shape[1:]
   regularizer = Sigreg(slices=shape[1])
   objective = make(model, projector=projector, regularizer=regularizer)
 
@@ -111,17 +101,17 @@ def test_ten_steps_are_those_of_pytorch(golden, monkeypatch):
   tx = optax.adamw(options.pop('lr'), **options)
   step = jax.jit(functools.partial(train_step, loss_fn=loss_fn, tx=tx))
   state, losses = TrainState(jnp.int32(0), params, tx.init(params), KEY), []
-  for i, slices in enumerate(golden['step_slices']):
+  for i, slices in enumerate(GOLDEN['step_slices']):
     state, metrics = step(state, batch_of(i) | {'slices': slices})
     names = 'loss', 'invariance', 'regularization'
     losses.append([metrics[name] for name in names])
     if i == 0:  # AdamW's first moment is a tenth of the gradient
-      expected = tree.flatten(from_timm(under(golden, 'grad/'))[1])
+      expected = tree.flatten(from_timm(under(GOLDEN, 'grad/'))[1])
       largest = max(abs(x).max() for x in expected.values())
       for path, x in tree.flatten(state.opt_state[0].mu).items():
         error = abs(10 * x - expected[path]).max()
         assert error < 1e-5 * largest, path
-  np.testing.assert_allclose(losses, golden['losses'], rtol=1e-4)
+  np.testing.assert_allclose(losses, GOLDEN['losses'], rtol=1e-4)
   # Softmax and batch norm remove these; AdamW moves them by rounding errors.
   removed = ['norm/bias', *(f'block_{i}/attn/key/bias' for i in range(2))]
   found = tree.flatten(state.params)

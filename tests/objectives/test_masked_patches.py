@@ -175,26 +175,6 @@ def test_mask_vector_learns():
   assert jnp.abs(gradient).max() > 1e-6
 
 
-def test_uncorrupted_patches_take_no_part():
-  """The gradient at their outputs is zero; at each corrupted one it is not."""
-  model, keys = make_model(), jax.random.split(quick_key(0), len(IMAGES))
-
-  class Constant:  # the model with constant outputs
-    embedding, pooling, num_classes = model.embedding, model.pooling, 512
-
-    def __init__(self, outputs):
-      self.init = lambda *args: {'params': {}}
-      self.apply = lambda *args, **kwargs: {'logits': outputs}
-
-  def loss(outputs):
-    found = Prediction(Constant(outputs), Normalize())({}, IMAGES, keys)
-    return found['metrics']['loss'].mean(), found['corrupted']
-
-  outputs = RNG.standard_normal((8, 6, 512)).astype('f')
-  gradient, corrupted = jax.jit(jax.grad(loss, has_aux=True))(outputs)
-  np.testing.assert_array_equal(np.abs(gradient).max(-1) > 0, corrupted)
-
-
 def test_labels_are_not_needed_and_the_draw_is_of_the_rng():
   model, params = make_model(), make_params()
   loss_fn = jax.jit(masked_patches(model, preprocess=Normalize()))

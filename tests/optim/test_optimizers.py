@@ -16,7 +16,7 @@ import pytest
 import tiny
 from options import all_set
 
-from vit_jax import config, tree
+from vit_jax import tree
 from vit_jax.durations import Timeline
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
@@ -115,34 +115,7 @@ def decay_of(path, weight_decay):
   return weight_decay * path.endswith('kernel')
 
 
-def adam(p, g, t, state, eps=1e-8):
-  """Return the direction of Adam, with b1 of 0.9 and b2 of 0.999."""
-  m = state['m'] = 0.9 * state.get('m', 0) + 0.1 * g
-  v = state['v'] = 0.999 * state.get('v', 0) + 0.001 * g**2
-  m = m / (1 - 0.9 ** (t + 1))
-  return m / (np.sqrt(v / (1 - 0.999 ** (t + 1))) + eps)
-
-
 # Recurrences.
-
-
-def test_weight_decay_is_big_visions_times_the_learning_rate():
-  """big_vision: p -= relative_schedule * (lr * adam(g) + wd * p), kernels only.
-
-  Its 1e-4 at a peak rate of 1e-3 is 0.1 here.
-  """
-  lr, wd = 1e-3, 1e-4
-
-  def shape(step):
-    return (1 + np.cos(np.pi * step / 4)) / 2
-
-  def leaf_rule(path, p, g, _, t, state):
-    return p - shape(t) * (lr * adam(p, g, t, state) + decay_of(path, wd) * p)
-
-  rule = config.resolve({'target': 'optax.adamw', 'weight_decay': 0.1})
-  rates = lr * jnp.array([shape(t) for t in range(4)], jnp.float32)
-  tx = make_tx(rule, make_tree(small=True), lambda step: rates[step])
-  assert_close(run(tx, small=True), reference(leaf_rule, small=True), 5e-7)
 
 
 def make_rule(rule, options, learning_rate=rate, **layout):
@@ -393,16 +366,6 @@ def test_frozen_parameters_take_no_memory(name):
   assert not [path for path in paths if 'blocks' in path or 'pos_em' in path]
 
 
-def test_lr_multipliers_first_match_counts():
-  grads = make_tree(100)
-  updates = sgd_updates(
-    make_tree(), grads, lr_multipliers=[('head/.*', 10.0), ('.*/kernel', 0.0)]
-  )
-  for path, grad in tree.flatten(grads).items():
-    factor = 10 if path == 'head/kernel' else 1 - path.endswith('kernel')
-    np.testing.assert_allclose(updates[path], -factor * grad, rtol=1e-6)
-
-
 def test_layer_decay_and_decay_mask_are_timms(timm_training):
   ours = ['map_head/probe', 'pre_logits/kernel']  # part of timm's head
   paths = [*timm_training['path'], *ours]
@@ -427,7 +390,8 @@ def test_clipping_comes_first_and_multipliers_last(name):
     rule,
     params,
     clip_norm=float(np.sqrt(sum(squares))) / 4,
-    lr_multipliers=[('head/.*', 2.0), ('pos_embedding', 0.0)],
+    # The first rule that matches counts.
+    lr_multipliers=[('head/.*', 2.0), ('pos_embedding|head/.*', 0.0)],
   )
   for path, value in run(tx, num_steps=1, small=True).items():
     factor = {'head/kernel': 2, 'pos_embedding': 0}.get(path, 1)

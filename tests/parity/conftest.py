@@ -5,8 +5,3 @@ They need what the other tests do, and torch, timm, transformers:
   pip install -e '.[test,parity]'
   python -m pytest -m parity tests/parity -n 0 -s
 """
-
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'golden'))

@@ -1,7 +1,21 @@
 """Full-size models of PyTorch with weights that resemble trained ones."""
 
+from importlib.util import find_spec
+
 import numpy as np
+import pytest
 import seeded
+
+
+def needs(*packages):
+  """Return the marks of a file whose tests need these packages."""
+  found = all(map(find_spec, packages))
+  return [
+    pytest.mark.slow,
+    pytest.mark.parity,
+    pytest.mark.filterwarnings('ignore'),
+    pytest.mark.skipif(not found, reason=f'needs {" and ".join(packages)}'),
+  ]
 
 
 def trained(model):

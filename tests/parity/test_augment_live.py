@@ -6,9 +6,9 @@ with Pillow's operations, so that no operator of torchvision is needed.
 
 import pathlib
 import sys
-from importlib.util import find_spec
 
 import pytest
+from live import needs
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'data'))
 
@@ -19,15 +19,7 @@ from test_augment import (  # noqa: F401
   test_trivial_augment_is_torchvisions,
 )
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.parity,
-  pytest.mark.filterwarnings('ignore'),
-  pytest.mark.skipif(
-    not (find_spec('timm') and find_spec('torchvision')),
-    reason='needs timm and torchvision',
-  ),
-]
+pytestmark = needs('timm', 'torchvision')
 
 
 @pytest.fixture(scope='module', params=[(96, 128), (61, 47)])

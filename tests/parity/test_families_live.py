@@ -2,10 +2,10 @@
 
 import pathlib
 import sys
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from live import needs
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 
@@ -14,15 +14,7 @@ import record_families
 
 from vit_jax.weights import formats
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.parity,
-  pytest.mark.filterwarnings('ignore'),
-  pytest.mark.skipif(
-    not (find_spec('timm') and find_spec('transformers')),
-    reason='needs timm and transformers',
-  ),
-]
+pytestmark = needs('timm', 'transformers')
 
 
 @pytest.mark.parametrize('name', record_families.CASES)

@@ -1,24 +1,15 @@
 """transformers' ViT-B/16 of full size, written as it does, run by ours."""
 
-from importlib.util import find_spec
-
 import jax
 import numpy as np
 import pytest
 import seeded
-from live import trained
+from live import needs, trained
 
 from vit_jax import tree
 from vit_jax.weights import formats
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.parity,
-  pytest.mark.filterwarnings('ignore'),
-  pytest.mark.skipif(
-    not find_spec('transformers'), reason='needs transformers'
-  ),
-]
+pytestmark = needs('transformers')
 
 MODELS = {
   'B/16': {},  # exact GELU, an epsilon of 1e-12

@@ -2,13 +2,12 @@
 
 import fnmatch
 import json
-from importlib.util import find_spec
 
 import jax
 import numpy as np
 import pytest
 import seeded
-from live import trained
+from live import needs, trained
 
 from vit_jax import tree
 from vit_jax.types import UserError
@@ -16,12 +15,7 @@ from vit_jax.weights import formats
 from vit_jax.weights import timm as our_timm
 from vit_jax.zoo import published
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.parity,
-  pytest.mark.filterwarnings('ignore'),
-  pytest.mark.skipif(not find_spec('timm'), reason='needs timm'),
-]
+pytestmark = needs('timm')
 
 MODELS = {  # what is compared: architecture, arguments
   'S/16': ('vit_small_patch16_224', {}),

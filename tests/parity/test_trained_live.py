@@ -1,23 +1,18 @@
 """A model trained here goes out, and timm says the same of every test digit."""
 
+import jax
 import numpy as np
-import pytest
+import seeded
+from live import needs
+from ml_collections import ConfigDict
+from PIL import Image
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.parity,
-  pytest.mark.filterwarnings('ignore'),
-]
-pytest.importorskip('torch')
-import jax  # noqa: E402
-import seeded  # noqa: E402
-from ml_collections import ConfigDict  # noqa: E402
-from PIL import Image  # noqa: E402
+from vit_jax import config, pretrained
+from vit_jax.data.embedded.digits import Digits
+from vit_jax.tools import convert
+from vit_jax.weights import formats
 
-from vit_jax import config, pretrained  # noqa: E402
-from vit_jax.data.embedded.digits import Digits  # noqa: E402
-from vit_jax.tools import convert  # noqa: E402
-from vit_jax.weights import formats  # noqa: E402
+pytestmark = needs('torch', 'timm')
 
 
 def data(split):
@@ -37,15 +32,8 @@ def get_config():
       'data': data('train'),
       'model': {
         'target': 'vit_jax.models.vit.VisionTransformer',
-        'width': 48,
-        'depth': 2,
-        'mlp_dim': 96,
-        'num_heads': 3,
-        'embedding': {
-          'target': 'vit_jax.models.layers.PatchEmbedding',
-          'patch_size': 4,
-        },
-        'scan': True,
+        **{'width': 48, 'depth': 2, 'mlp_dim': 96, 'num_heads': 3},
+        **{'embedding': {'patch_size': 4}, 'scan': True},
       },
       'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
       'optimizer': {'target': 'optax.adamw', 'weight_decay': 0.0},

@@ -97,23 +97,13 @@ def test_counts_by_hand(words, weights, data_dir, tmp_path):
     assert result[f'{name}/num_examples'] == count, name
     assert result[f'{name}/accuracy_high'] > top1 / count, name
   assert {k.split('/')[0] for k in result} == set(words)
-  if 'real' not in words:
-    return
-  assert result['real/num_unlabelled'] == 7
+  assert result.get('real/num_unlabelled') == (7 if 'real' in words else None)
 
 
 def test_some_sets_and_settings(weights, data_dir, tmp_path):
   result = run('v2,topimages,size=32,original', weights, data_dir, tmp_path)
   assert {k.split('/')[0] for k in result} == {'v2'}
   assert result['v2/num_examples'] == 8
-
-
-@pytest.mark.slow
-def test_mirror_images(weights, data_dir, tmp_path):
-  result = run('val,size=28,flip', weights, data_dir, tmp_path)
-  top1, top5, count = EXPECTED['val']
-  assert result['val/accuracy'] == top1 / count
-  assert result['val/top5_accuracy'] == top5 / count
 
 
 def test_the_images_of_a_code_base():

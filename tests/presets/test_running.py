@@ -228,15 +228,6 @@ def test_masked_patches_then_finetuning(data_dir, tmp_path, capsys):
   assert 'mask 1x1x32 dropped' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', ['finetune', 'evaluate'])
-def test_weights_must_be_set(name, image_folder, tmp_path):
-  config = load_config(name, 'folder,size=28')
-  data = config if name == 'finetune' else config.evals.test
-  data.data.source.path = str(image_folder)
-  with pytest.raises(ValueError, match=r'init_from\.path'):
-    configs.run(config, tmp_path)
-
-
 # Evaluations.
 
 

@@ -322,9 +322,3 @@ def test_a_checksum_depends_on_values_and_places():
   assert len({*found}) == len(found)
   scalar, key = np.float32(3), jax.random.key(1)
   assert len({*checkpoint.checksums({'a': scalar, 'b': key}).values()}) == 2
-
-
-def test_a_file_in_their_place_is_an_error_before_training(tmp_path):
-  (tmp_path / 'checkpoints').write_text('')
-  with pytest.raises(FileExistsError, match='checkpoints'):
-    Checkpointer(tmp_path)

@@ -2,8 +2,6 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import Partial
@@ -29,18 +27,3 @@ def test_equal_arguments_share_a_result():
 def test_arguments_without_a_hash_are_not_shared():
   for value in ([1], np.ones(2), Partial(make, rates=[1])):
     assert compiled.reuse(make, value) is not compiled.reuse(make, value)
-
-
-def test_a_shared_program_is_traced_once():
-  traced = []
-
-  def program(factor):
-    def fn(x):
-      traced.append(factor)
-      return factor * x
-
-    return jax.jit(fn)
-
-  for factor in (2, 2, 3, 2):
-    assert compiled.reuse(program, factor)(jnp.float32(5)) == 5 * factor
-  assert traced == [2, 3]

@@ -50,20 +50,6 @@ def test_systems_are_contractive_with_the_sampled_sum():
   assert numbers == {2, 3, 4, 5, 6, 7}
 
 
-def test_classes_fill_a_fifth_by_an_independent_chaos_game():
-  for label in range(2):
-    system, p = fractals.category(2, label)
-    rng = np.random.default_rng(label)
-    choices = rng.choice(len(p), 25_020, p=p)
-    point, points = np.zeros(2), []
-    for a, b, c, d, e, f in system[choices]:
-      point = np.array([[a, b], [c, d]]) @ point + [e, f]
-      points.append(point)
-    x, y = np.array(points[20:]).T
-    hits = np.histogram2d(x, y, bins=250)[0] > 0
-    assert hits.mean() > 0.17  # other bins, other random points
-
-
 def test_instances_are_rows_times_flips_times_patches():
   images = fractals.render_category(0, 1, 130, 16)
   np.testing.assert_array_equal(images[25], images[0][::-1])

@@ -10,7 +10,6 @@ from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
 from vit_jax.models.layers import Normalize
 from vit_jax.weights import formats
-from vit_jax.weights.bundle import Weights
 from vit_jax.zoo import names
 
 SHAPE = (32, 48, 3)  # 2 x 3 patches
@@ -25,12 +24,7 @@ def model():
 @pytest.fixture(scope='session')
 def make_weights():
   """Function (model, image_shape) -> Weights with random parameters."""
-
-  def make(model, image_shape=SHAPE, **attributes):
-    params = tiny.normal_params(model, image_shape, 0.3)
-    return Weights(model, params, image_shape, origin='tiny', **attributes)
-
-  return make
+  return lambda model, shape=SHAPE, **more: tiny.weights(model, shape, **more)
 
 
 @pytest.fixture(scope='session')

@@ -1,6 +1,7 @@
 """Command-line arguments that tools share."""
 
 import argparse
+import json
 
 import pytest
 
@@ -72,10 +73,13 @@ def test_mistakes_have_the_status_2(capsys):
 
 
 def test_class_names(file, tmp_path):
-  names = tmp_path / 'names.txt'
-  names.write_text('a\nb\nc\nd\ne\nf\n')
-  command = f'--weights={file}', f'--class_names={names}'
-  assert arguments.read(parse(*command)).class_names == list('abcdef')
+  for names, text in (
+    (tmp_path / 'names.json', json.dumps(list('abcdef'))),
+    (tmp_path / 'names.txt', 'a\nb\nc\nd\ne\nf\n'),
+  ):
+    names.write_text(text)
+    command = f'--weights={file}', f'--class_names={names}'
+    assert arguments.read(parse(*command)).class_names == list('abcdef')
   names.write_text('a\n')
   with pytest.raises(ValueError, match='1 names; the model has 6'):
     arguments.read(parse(*command))

@@ -102,12 +102,8 @@ def test_nothing_is_left_of_what_fails(weights, tmp_path, monkeypatch):
 
 
 def test_format_of():
-  for target, format in (
-    ('a/b.npz', 'npz'),
-    ('b.stablehlo', 'stablehlo'),
-    ('b', 'timm'),
-  ):
-    assert convert.format_of(target) == format
+  known = {'a/b.npz': 'npz', 'b.stablehlo': 'stablehlo', 'b': 'timm'}
+  assert {target: convert.format_of(target) for target in known} == known
   assert convert.format_of('b.v1', 'hf') == 'hf'
   for target in ('b.bin', 'b.safetensors', 'gs://bucket/b.npz'):
     with pytest.raises(ValueError, match=target):

@@ -9,20 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from PIL import Image
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 sys.path.append(str(pathlib.Path(__file__).parents[2] / 'docs'))
 import draw_augmentations
 import draw_masked_patches
 import find_augreg
-from small import random_weights
 
 from vit_jax import tree
 from vit_jax.data import augment
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import NoPooling
-from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.masked_patches import Pixels, cut
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import Checkpointer
@@ -35,11 +33,8 @@ SOURCE = {
   'num_classes': 9999,  # more than the model has outputs
   'num_examples': 20,
 }
-MODEL = VisionTransformer(
+MODEL = tiny.vit(
   width=8,
-  depth=1,
-  mlp_dim=8,
-  num_heads=2,
   embedding=PatchEmbedding(4, mask_token=True),
   pooling=NoPooling(class_token=True),
   num_classes=4 * 512,
@@ -53,7 +48,7 @@ pytestmark = pytest.mark.usefixtures('fast_compilation')
 def workdir(tmp_path_factory):
   """The workdir of a run, without the run."""
   path = tmp_path_factory.mktemp('run')
-  weights = random_weights(MODEL, (8, 12, 3))
+  weights = tiny.weights(MODEL, (8, 12, 3))
   params = jax.tree.map(jnp.asarray, tree.unflatten(weights.params))
   checkpointer = Checkpointer(path)
   state = TrainState(jnp.int32(1), params, (), jax.random.key(0))

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import json
 import logging
 import os
 import re
@@ -61,8 +60,9 @@ def test_errors(model, make_weights, weights, paths):
   headless = make_weights(model.clone(num_classes=None))
   with pytest.raises(ValueError, match=r'no head.*--features'):
     predict(headless, ['none.png'])
-  with pytest.raises(ValueError, match=r"'block_7'; there are .*block_0"):
-    predict(weights, ['none.png'], layer='block_7')
+  for layer, known in (('block_7', 'block_0'), ('map_2', 'tokens')):
+    with pytest.raises(ValueError, match=f"'{layer}'; there are .*{known}"):
+      predict(weights, ['none.png'], layer=layer)
   other = dataclasses.replace(weights, transforms=weights.transforms[:1])
   with pytest.raises(ValueError, match=r'00\.png.*\(40, 50, 3\).*\(32, 48, 3'):
     list(predict(other, paths))
@@ -121,16 +121,6 @@ def test_names_of_any_kind(capsys):
   lines = capsys.readouterr().out.splitlines()
   assert lines[1].split() == ['a[b].png', '1', '[red]', '75.00%']
   assert lines[3].split() == ['a[b].png', '1', 'class', '1', '75.00%']
-
-
-def test_class_names_and_image_size(file, paths, tmp_path, capsys):
-  names = tmp_path / 'names.json'
-  names.write_text(json.dumps([f'n{i}' for i in range(6)]))
-  command = [f'--weights={file}', paths[0], '--image_size=64x96']
-  assert call(*command, f'--class_names={names}', '--top_k=1') == 0
-  captured = capsys.readouterr()
-  assert ',n' in captured.out
-  assert 'pos_embedding 1x2x3x32 resized to 1x4x6x32' in captured.err
 
 
 def test_features_file(file, expected, gallery, paths, tmp_path, capsys, bad):
@@ -222,11 +212,6 @@ def test_maps_are_the_patches_of_tokens(
   for path, features in zip(paths, found['features']):
     wanted = expected[path][tokens][1:].reshape(2, 3, 32)
     np.testing.assert_allclose(features, wanted, atol=2e-5)
-
-
-def test_maps_that_are_not_there(weights):
-  with pytest.raises(ValueError, match=r"No layer 'map_2'; there are"):
-    predict(weights, ['none.png'], layer='map_2')
 
 
 def test_options_reach_predict(file, paths, monkeypatch):

@@ -2,13 +2,13 @@
 
 import csv
 import io
-import tarfile
 from unittest import mock
 
 import cv2
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from packed import NAMES, tar_bytes, write_folder
 from PIL import Image
 from tiny import encode
 
@@ -17,8 +17,6 @@ from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.sources import open_source
 from vit_jax.data.tfds import Tfds
 from vit_jax.tools import prepare
-
-NAMES = ('ant', 'bee', 'cat ü')
 
 
 def photo(seed, height=40, width=56):
@@ -38,23 +36,6 @@ def files(count=12):
     for label, name in enumerate(NAMES)
     for i in range(label, count, len(NAMES))
   }
-
-
-def write_folder(path, content):
-  for name, data in content.items():
-    (path / name).parent.mkdir(parents=True, exist_ok=True)
-    (path / name).write_bytes(data)
-  return str(path)
-
-
-def tar_bytes(content, mode='w'):
-  file = io.BytesIO()
-  with tarfile.open(fileobj=file, mode=mode) as tar:
-    for name, data in content.items():
-      info = tarfile.TarInfo(name)
-      info.size = len(data)
-      tar.addfile(info, io.BytesIO(data))
-  return file.getvalue()
 
 
 @pytest.fixture(scope='module')

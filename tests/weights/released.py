@@ -18,17 +18,10 @@ def dense(name, inputs, outputs):
 
 
 def attention(name, width, heads):
-  split = heads, width // heads
-  return {
-    f'{name}/query/kernel': (width, *split),
-    f'{name}/query/bias': split,
-    f'{name}/key/kernel': (width, *split),
-    f'{name}/key/bias': split,
-    f'{name}/value/kernel': (width, *split),
-    f'{name}/value/bias': split,
-    f'{name}/out/kernel': (*split, width),
-    f'{name}/out/bias': (width,),
-  }
+  split, out = (heads, width // heads), {}
+  for part in ('query', 'key', 'value'):
+    out |= dense(f'{name}/{part}', (width,), split)
+  return out | dense(f'{name}/out', split, (width,))
 
 
 def mlp(name, width, hidden):

@@ -16,22 +16,25 @@ from vit_jax.types import UserError  # noqa: E402
 from vit_jax.weights import array_files, formats, original, timm  # noqa: E402
 
 
+def load(name):
+  """Return a recorded case, what is said about it, and arrays of its file."""
+  recorded = dict(np.load(GOLDEN / 'families' / f'{name}.npz'))
+  about = json.loads(str(recorded.pop('about')))
+  return recorded, about, family_cases.arrays_of(about, recorded)
+
+
 @pytest.mark.parametrize(
   'name', sorted(path.stem for path in GOLDEN.glob('families/*.npz'))
 )
 def test_features_are_those_of_the_source_and_arrays_come_back(name):
-  recorded = dict(np.load(GOLDEN / 'families' / f'{name}.npz'))
-  about = json.loads(str(recorded.pop('about')))
-  arrays = family_cases.arrays_of(about, recorded)
+  recorded, about, arrays = load(name)
   weights, _ = family_cases.check(about, recorded, arrays)
   if about['back']:
     family_cases.check_back(about, weights, arrays)
 
 
 def test_a_config_of_openclip_says_which_gelu_and_pixels():
-  recorded = np.load(GOLDEN / 'families' / 'original_clip.npz')
-  about = json.loads(str(recorded['about']))
-  arrays = family_cases.arrays_of(about, {})
+  _, about, arrays = load('original_clip')
   images = {'mean': [0.5, 0.5, 0.5], 'std': [0.5, 0.5, 0.5]}
   for model, form in (({}, 'exact'), ({'quick_gelu': True}, 'quick')):
     config = {'model_cfg': model | {'embed_dim': 5}, 'preprocess_cfg': images}
@@ -45,9 +48,7 @@ def test_a_config_of_openclip_says_which_gelu_and_pixels():
 
 def test_what_authors_publish_is_written_as_timm_has_it():
   """There, CLIP's projection and patches have a bias."""
-  recorded = dict(np.load(GOLDEN / 'families' / 'original_clip.npz'))
-  about = json.loads(str(recorded.pop('about')))
-  arrays = family_cases.arrays_of(about, recorded)
+  recorded, about, arrays = load('original_clip')
   arrays, texts = timm.write(family_cases.check(about, recorded, arrays)[0])
   about |= {'format': 'timm', 'config': texts['config.json'], 'options': {}}
   family_cases.check(about, recorded, arrays)
@@ -55,9 +56,7 @@ def test_what_authors_publish_is_written_as_timm_has_it():
 
 def released(name, folder):
   """Write the seeded arrays of a recorded family; return its config."""
-  recorded = dict(np.load(GOLDEN / 'families' / f'{name}.npz'))
-  about = json.loads(str(recorded.pop('about')))
-  arrays = family_cases.arrays_of(about, recorded)
+  _, about, arrays = load(name)
   array_files.write(folder / 'model.safetensors', arrays)
   return about['config']
 

@@ -2,7 +2,6 @@
 
 import pathlib
 
-import ml_dtypes
 import numpy as np
 import pytest
 import released
@@ -10,12 +9,11 @@ from released import fill, hollow
 from small import equal, logits
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.layers import Gelu
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import ClassToken, Map, Mean
+from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
-from vit_jax.weights import array_files, npz
+from vit_jax.weights import npz
 
 TABLE = 'Transformer/posembed_input/pos_embedding'
 KINDS = {  # of the paper's code
@@ -58,19 +56,12 @@ def stack(file, depth=2):
 def test_every_array_of_a_vit_lands(names, prefix):
   """Those of old names without a prefix are compared with timm below."""
   file = fill(KINDS['vit'])
-  params = npz.read(file).params
+  plain = npz.read(file)
   for old, new in zip(released.PRE_LINEN, names):
     file = {k.replace(f'/{old}/', f'/{new}/'): x for k, x in file.items()}
   weights = npz.read({prefix + name: array for name, array in file.items()})
-  assert equal(weights.params, params)
-  model = weights.model
-  assert model.pooling == ClassToken() and model.num_heads == 4
-  assert (model.mlp_dim, model.num_classes) == (24, 5)
-  assert (model.block.mlp.form, model.block.norm_eps) == ('tanh', 1e-6)
-  assert model.embedding.patch_size == (4, 2)
-  assert model.head.representation_size is None
-  assert weights.image_shape == (12, 6, 3)
-  assert not weights.notes
+  assert equal(weights.params, plain.params)
+  assert weights.model == plain.model and not weights.notes
 
 
 @pytest.mark.parametrize(
@@ -103,16 +94,6 @@ def test_what_is_left_out():
   assert equal(weights.params, npz.read(file).params)
   (note,) = weights.notes
   assert note.startswith('  3 arrays left out')
-
-
-def test_hybrids():
-  weights = npz.read(fill(KINDS['hybrid']))
-  assert weights.model.embedding.stages == (1, 2)
-  assert weights.image_shape == (24, 24, 3)
-  root = npz.read(fill(KINDS['root']))
-  assert root.model.embedding.stages == ()
-  assert root.model.embedding.patch_size == (8, 8)
-  assert root.image_shape == (96, 96, 3)  # 3 patches of 8 cells of 4 pixels
 
 
 def test_mixers_land():
@@ -197,10 +178,8 @@ def test_positions_have_no_row_for_the_class_token():
   assert equal(weights.params, npz.read(file).params)
   assert weights.model.depth == 2
   params = weights.params
-  np.testing.assert_array_equal(params['cls'], file['cls'])
   assert 'cls_pos_embedding' not in params  # not a row of zeros to train
   assert weights.model.posemb == Learned(prefix=False)
-  check_pairs(params, file, {'pos_embedding': 'pos_embedding'})
   early = fill(released.big_vision(rows=10))  # these have one
   params, table = npz.read(early).params, early['pos_embedding']
   np.testing.assert_array_equal(params['cls_pos_embedding'], table[:, :1])
@@ -242,18 +221,6 @@ def test_a_map_head_lands():
   assert equal(tower.params, weights.params)
   (note,) = tower.notes  # one of the optimizer, three of the text tower
   assert note.startswith('  4 arrays left out')
-
-
-def test_bfloat16_comes_as_float32(tmp_path):
-  file = {
-    name: array.astype(ml_dtypes.bfloat16)
-    for name, array in fill(BIG_VISION['cls'], 'params/').items()
-  }
-  np.savez(tmp_path / 'x.npz', **{k: v.view('V2') for k, v in file.items()})
-  weights = npz.read(array_files.read(tmp_path / 'x.npz'))
-  stored = file['params/head/kernel'].astype(np.float32)
-  assert weights.params['head/kernel'].dtype == np.float32
-  np.testing.assert_array_equal(weights.params['head/kernel'], stored)
 
 
 def test_positions_without_a_table_are_sincos2d_unless_said():
@@ -307,46 +274,12 @@ def test_files_are_recognised():
     assert not npz.recognise(names)
 
 
-def test_differences_from_a_model_are_one_error():
-  file = fill(KINDS['vit'], 'opt/target/')
-  lost = [n for n in file if 'encoderblock_1/MlpBlock_3/Dense_1' in n]
-  for name in lost:
-    del file[name]
-  file['opt/target/extra/kernel'] = np.zeros(3, np.float32)
-  name = 'opt/target/Transformer/encoder_norm/scale'
-  file[name] = np.zeros(17, np.float32)
-  with pytest.raises(ValueError) as e:
-    npz.read(file)
-  lines = [x for x in str(e.value).splitlines() if x[0] in '+-']
-  layer = 'Transformer/encoderblock_1/MlpBlock_3/Dense_1'
-  assert sorted(lines) == sorted(
-    [
-      '- Transformer/encoder_norm/scale (17,)',
-      '- extra/kernel (3,)',
-      '+ Transformer/encoder_norm/scale (16,)',
-      f'+ {layer}/bias (16,)',
-      f'+ {layer}/kernel (24, 16)',
-    ]
-  )
-
-
 @pytest.mark.parametrize('kind', ['rep', 'hybrid', 'mixer', 'bit'])
 def test_every_array_is_needed(kind):
   file = hollow(KINDS[kind])
   for name in file:
     with pytest.raises(ValueError):
       npz.read({k: v for k, v in file.items() if k != name})
-
-
-def test_what_the_file_says_cannot_be_said_otherwise():
-  file = fill(KINDS['vit'])
-  fields = {'num_heads': 4, 'block.mlp': Gelu('exact')}
-  model = npz.read(file, **fields, dtype='bfloat16').model
-  assert (model.block.mlp.form, model.dtype) == ('exact', 'bfloat16')
-  assert npz.read(file, pooling=Mean()).model.pooling == Mean(class_token=True)
-  for fields in ({'num_heads': 2}, {'depth': 3}):
-    with pytest.raises(ValueError, match='not those of one model'):
-      npz.read(file, **fields)
 
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'timm_npz.npz'

@@ -17,12 +17,8 @@ from vit_jax.types import UserError
 from vit_jax.weights import bundle, formats, surgery
 
 SMALL = {
-  'width': 24,
-  'depth': 2,
-  'mlp_dim': 48,
-  'num_heads': 3,
-  'embedding': PatchEmbedding((4, 4)),
-  'num_classes': 5,
+  **{'width': 24, 'depth': 2, 'mlp_dim': 48, 'num_heads': 3},
+  **{'embedding': PatchEmbedding((4, 4)), 'num_classes': 5},
 }
 
 

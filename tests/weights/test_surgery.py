@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.ndimage
 from options import all_set
 
 from vit_jax import pretrained, tree
@@ -123,21 +122,6 @@ def test_keep_takes_the_head_over():
     adapt(loaded, flat_params(num_classes=3), head='keep')
 
 
-@pytest.mark.parametrize('size', [(24, 32), (8, 40), (12, 12)])
-def test_positions_are_resized_as_the_released_code_does(size):
-  loaded, fresh = flat_params(), flat_params(size, seed=1)
-  out, report = adapt(loaded, fresh)
-  old, new = loaded['pos_embedding'], (size[0] // 4, size[1] // 4)
-  zoom = (new[0] / old.shape[1], new[1] / old.shape[2], 1)
-  expected = scipy.ndimage.zoom(old[0], zoom, order=1)
-  assert out['pos_embedding'].shape == (1, *new, 8)
-  np.testing.assert_allclose(out['pos_embedding'][0], expected, atol=1e-6)
-  # The class token's position is not part of the grid.
-  assert_taken(out, loaded, ['cls_pos_embedding', 'cls'])
-  shapes = f'1x3x5x8 resized to 1x{new[0]}x{new[1]}x8 (paper)'
-  assert f'  pos_embedding {shapes}' in report.split('\n')
-
-
 def test_positions_are_resized_as_the_model_says(tmp_path):
   model = make(posemb=Learned(resize_method='bilinear'))
   weights = bundle.Weights(model, flat_params(), (12, 20, 3))
@@ -184,32 +168,8 @@ def test_anything_else_is_an_error_as_a_diff(fields, lines):
   shown = str(error.value).split('\n')
   for line in lines:
     assert line in shown
+  assert 'patch_resize' in str(error.value)
   assert not [x for x in shown if re.match(r'[-+] head', x)]
-
-
-def test_patches_and_channels_are_changed_when_asked_for():
-  loaded = flat_params(size=(12, 20))
-  fresh = flat_params(size=(6, 10), embedding=PatchEmbedding(2), in_chans=1)
-  with pytest.raises(ValueError, match='patch_resize'):
-    adapt(loaded, fresh, patch_resize='bilinear')
-  out, report = adapt(
-    loaded, fresh, patch_resize='bilinear', adapt_channels=True
-  )
-  kernel = loaded['embedding/kernel'].sum(axis=2, keepdims=True)
-  np.testing.assert_allclose(
-    out['embedding/kernel'],
-    resample.resize_kernel(kernel, (2, 2), 'bilinear'),
-    atol=1e-6,
-  )
-  line = '4x4x3x8 resized to 2x2x1x8 (channels adapted) (bilinear)'
-  assert f'  embedding/kernel {line}' in report.split('\n')
-  # More channels: repeated, the answer to equal ones unchanged.
-  out, _ = adapt(loaded, flat_params(in_chans=6), adapt_channels=True)
-  np.testing.assert_allclose(
-    out['embedding/kernel'].sum(axis=2),
-    loaded['embedding/kernel'].sum(axis=2),
-    atol=1e-5,
-  )
 
 
 def test_a_difference_is_one_page():

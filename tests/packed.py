@@ -27,14 +27,14 @@ def write_folder(path, files):
   return path
 
 
-def write_tar(path, members):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with tarfile.open(path, 'w') as tar:
+def tar_bytes(members, mode='w'):
+  file = io.BytesIO()
+  with tarfile.open(fileobj=file, mode=mode) as tar:
     for name, data in members.items():
       info = tarfile.TarInfo(name)
       info.size = len(data)
       tar.addfile(info, io.BytesIO(data))
-  return path
+  return file.getvalue()
 
 
 def all_of(source):
