@@ -151,7 +151,7 @@ def folder(tmp_path):
 
 
 def test_skipping_in_training(folder):
-  """What cannot be decoded, and a file that has vanished."""
+  """Images that cannot be decoded, and a file that no longer exists."""
   source = Folder(folder)
   (folder / 'a' / '09.png').unlink()
   batches = train_batches(source, batch_size=40, on_error='skip')

@@ -72,7 +72,7 @@ def test_features_that_are_not_finite_have_no_metrics(params):
 
 
 def test_other_features(params):
-  """Of one vector for each patch, the mean is described."""
+  """A model with a vector for each patch is described by their mean."""
   images = np.stack([SOURCE[i]['image'] for i in range(21)])
   out = MODEL.apply({'params': params}, Normalize()(images), method='features')
   wanted = describe(out['patches'].mean(axis=1)) | {'num_examples': 21}

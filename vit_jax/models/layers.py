@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.experimental.layout import Layout, with_layout_constraint
+from jax.experimental import layout as memory_layout
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from vit_jax.types import (
@@ -124,7 +124,8 @@ def keep_rows(x: jax.Array) -> jax.Array:
     return x
 
   def keep(x):
-    return with_layout_constraint(x, Layout((0, 1, 2)))
+    rows = memory_layout.Layout((0, 1, 2))
+    return memory_layout.with_layout_constraint(x, rows)
 
   if axes:  # outside of shard_map, it gathers the examples of all devices
     spec = PartitionSpec(axes)

@@ -70,7 +70,8 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
 def closing(workdir: PathLike) -> str:
   """Return the last lines of a command: what to do next, and the page."""
   found = Workdir(workdir)
-  lines = [x for x in (found.caution or _guessing(found),) if x]
+  note = found.caution or _guessing(found)
+  lines = [note] * bool(note)
   if found.kind == 'train':
     names = (x for k, x in configs.walk(found.model) if k.endswith('target'))
     packages = {str(x).split('.')[0] for x in names} - {'vit_jax'}
