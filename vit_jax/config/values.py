@@ -116,14 +116,14 @@ def override(config: Any, assignments: Sequence[str]) -> dict[str, Any]:
     if before.get(key) != after.get(key)
   }
   typed = [x.partition('=')[0] for x in assignments]
-  for path in typed:
+  for path in (x for x in typed if x in changed and x.endswith('.target')):
     part = path.removesuffix('target')
     kept = [
       f'{key.removeprefix(part)}={value!r}'
       for key, value in before.items()
       if key.startswith(part) and key not in typed and value is not None
     ]
-    if kept and path in changed and path.endswith('.target'):
+    if kept:
       shown = f'--config.{path} keeps {", ".join(kept)} of the config file.'
       print(shown, file=sys.stderr)
   return json.loads(json.dumps(changed, default=str))

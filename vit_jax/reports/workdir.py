@@ -1,8 +1,10 @@
 """Content of the files in a workdir, for reports."""
 
 import concurrent.futures
+import functools
 import json
 import re
+from typing import Any
 
 from etils import epath
 
@@ -27,11 +29,9 @@ class Workdir:
   def __init__(self, path: PathLike) -> None:
     self.path = epath.Path(path)
     self.name = self.path.name or str(self.path)
-    self.config, self.model, self.preset, self.environment, self.done = (
-      json.loads(file.read_text()) if file.exists() else {}
-      for name in ('config', 'model', 'preset', 'environment', 'done')
-      for file in [self.path / f'{name}.json']
-    )
+    names = ('config', 'preset', 'environment', 'done')
+    found = map(self._read, names)
+    self.config, self.preset, self.environment, self.done = found
     self.records = read_records(self.path)
     self.kinds = read_kinds(self.path)
     self.last = {k: v for r in self.records for k, v in r.items()}
@@ -45,6 +45,15 @@ class Workdir:
     seconds = [(v, k) for k, v in self.last.items() if k.startswith('seconds/')]
     self.phases = {k[8:]: v for v, k in sorted(seconds, reverse=True)}
     self.seconds = sum(self.phases.values()) or self.done.get('seconds')
+
+  def _read(self, name):
+    file = self.path / f'{name}.json'
+    return json.loads(file.read_text()) if file.exists() else {}
+
+  @functools.cached_property
+  def model(self) -> dict[str, Any]:
+    """Content of model.json, which only the end of a run needs; or {}."""
+    return self._read('model')
 
   @property
   def caution(self) -> str:
