@@ -61,7 +61,7 @@ setuptools.setup(
     # selenium: the tests of the report and the demo, if there is a Chromium.
     'test': [
       *('mypy==2.4.1', 'pytest>=9', 'pytest-xdist>=3.7', 'ruff', 'selenium'),
-      *('datasets', 'imagehash', 'setuptools>=77'),
+      *('datasets', 'imagehash', 'scikit-image', 'setuptools>=77'),
     ],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
@@ -70,6 +70,7 @@ setuptools.setup(
     'huggingface': ['datasets>=4'],
     'hub': ['huggingface_hub>=0.30'],  # weights by name, hf://USER/MODEL
     'prepare': ['imagehash>=4.3'],  # copies of evaluation images
+    'elpv': ['elpv-dataset', 'scikit-image'],  # configs/photographs.py
     'wandb': ['wandb'],
     'mlflow': ['mlflow-skinny'],
     'demo': ['gradio>=6'],

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import splits
 from options import all_set
+from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 
 from vit_jax.evals import logistic
@@ -42,7 +43,9 @@ def test_C_is_chosen_on_val():
   choices, small = (10.0, 0.001, 1.0, 0.1), reference(0.001)
   val = TEST[small.predict(TEST.x) == TEST.y]
   accuracy = small.score(TEST.x, TEST.y)
+  mean = metrics.balanced_accuracy_score(TEST.y, small.predict(TEST.x))
   found = Logistic(C=choices)(TRAIN, TEST, val)
+  assert found.pop('mean_per_class_accuracy') == pytest.approx(mean)
   assert found == {'accuracy': accuracy, 'C': 0.001, 'converged': 1.0}
 
 

@@ -164,6 +164,11 @@ class Linear:
     """Return the fraction of correct predictions."""
     return float(np.mean(self.predict(split.x) == split.y))
 
+  def mean_per_class_accuracy(self, split: Split) -> float:
+    """Return the mean of the accuracies of the classes that occur."""
+    hits = self.predict(split.x) == split.y
+    return float(np.mean([np.mean(hits[split.y == c]) for c in {*split.y}]))
+
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Return (mean, std + 1e-5), float64 [D], over the rows of x."""

@@ -42,6 +42,7 @@ class Logistic:
 
   metrics: ClassVar[Kinds] = {
     'accuracy': ACCURACY,
+    'mean_per_class_accuracy': ACCURACY,
     'C': DETAIL,
     'converged': DETAIL,
   }
@@ -54,7 +55,7 @@ class Logistic:
   def __call__(
     self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
-    """Return {'accuracy', 'C', 'converged': 1 or 0} of the tested solution."""
+    """Return metrics of the tested solution; 'converged' is 1 or 0."""
     best, *others = strengths = sorted(self.C)
     if others:
       fitted = train
@@ -67,6 +68,7 @@ class Logistic:
     ((linear, converged),) = self.fit(train, [best])
     return {
       'accuracy': linear.accuracy(test),
+      'mean_per_class_accuracy': linear.mean_per_class_accuracy(test),
       'C': float(best),
       'converged': float(converged),
     }
