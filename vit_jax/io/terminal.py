@@ -60,7 +60,7 @@ def line(record: Mapping[str, Any], kinds: Kinds) -> str:
     f'{kind.heading or name.removeprefix("train/")} '
     f'{kind.form.format(record[name])}'
     for name, kind in found.items()
-    if kind.group and not kind.detail
+    if (kind.group or kind.main) and not kind.detail
   ]
   if 'eta_s' in record:
     parts.append(f'eta {duration(record["eta_s"])}')
