@@ -78,13 +78,13 @@ def tiny(config):
   for total in {'total_epochs', 'total_examples'}.intersection(config):
     del config[total]
   config.update(total_steps=4, logging={'every_steps': 2})
-  config.checkpoints.every_steps = 4
   if 'warmup_epochs' in config.schedule:
     del config.schedule.warmup_epochs
     config.schedule.warmup_steps = 2
   shorter = {'warmup_steps': 2, 'cooldown_steps': 1}
   shorter |= {'every_steps': 4, 'every_fraction': 0.5}
-  for durations in (config.schedule, *config.evals.values()):
+  parts = config.schedule, config.checkpoints, *config.evals.values()
+  for durations in parts:
     for name in shorter.keys() & durations.keys():
       durations[name] = shorter[name]
   return config
@@ -109,6 +109,8 @@ def _shrink(model):
   model.embedding.patch_size = (max(1, patch // factor),) * 2
   if 'stages' in model.embedding:  # of a hybrid
     model.embedding.stages = (1,)
+  if 'widths' in model.embedding:  # of a stem
+    model.embedding.widths = (8,)
   model.update(width=32, depth=1)
   if 'num_heads' in model:
     model.update(mlp_dim=128, num_heads=2)
@@ -267,7 +269,10 @@ def references(part):
 
 
 def balance(config, args):
-  """Treat all classes alike as `balanced` or `class_weights` of `args` say."""
+  """Treat all classes alike as `balanced` or `class_weights` of `args` say.
+
+  Then the mean over classes, not the accuracy, says which checkpoint is best.
+  """
   if args.balanced and args.class_weights:
     raise ValueError(
       "'balanced' and 'class_weights' both make up for rare classes. Keep one."
@@ -278,6 +283,12 @@ def balance(config, args):
     source = references(config.data.source)
     weights = make('data.balance.class_weights', source=source)
     config.objective.class_weights = weights
+  if args.balanced or args.class_weights:
+    name, evaluator = next(iter(config.evals.items()))
+    config.checkpoints = {
+      'every_fraction': evaluator.every_fraction,
+      'best_metric': f'{name}/mean_per_class_accuracy',
+    }
 
 
 # Transforms.

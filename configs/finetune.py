@@ -167,10 +167,10 @@ def get_config(argument=''):
   if args.adam:
     config.optimizer = common.adam(weight_decay=0.05, clip_norm=1.0)
     config.schedule.lr = args.lr or 1e-3
-  common.balance(config, args)
   config.evals = common.held_out_evals(
     config, held_out, test_images, every_fraction=0.1
   )
+  common.balance(config, args)
   if args.v2:
     images = {'name': 'imagenet_v2/matched-frequency', 'split': 'test'}
     config.evals.dev.data.source.update(images)

@@ -13,7 +13,9 @@ of the representation, which fall if it collapses.
 Arguments (separated by commas; the first of a list is the default):
 {words}
   S/16, ...  the model, one of MODELS; or from_weights: continue from the model
-             and weights of --config.init_from.path, in any format
+             and weights of --config.init_from.path, in any format; or stem:
+             the small model of train_folder.py, with sizes that are multiples
+             of 32, not with mae
   size=224   pixels of the large crops
   local=96   pixels of the small crops, a multiple of the patches; 98 for H/14
   epochs=200 visits of each image
@@ -35,9 +37,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs import arguments, common, finetune
+from configs import arguments, common, finetune, train_folder
 
-MODELS = ('S/16', 'from_weights', 'Ti/16', 'B/16', 'L/16', 'L/14', 'H/14')
+VITS = ('Ti/16', 'B/16', 'L/16', 'L/14', 'H/14')
+MODELS = ('S/16', 'from_weights', 'stem', *VITS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,7 +229,8 @@ def get_config(argument=''):
     config.model = finetune.follow(config, args.model) | {'num_classes': 0}
     config.preprocess = finetune.follow(config, 'preprocess')
   else:
-    config.model = common.model(args.model, num_classes=0)
+    make = train_folder.model if args.model == 'stem' else common.model
+    config.model = make(args.model) | {'num_classes': 0}
     if method.crops:
       config.model.stochastic_depth = 0.1
     if method.posemb:

@@ -139,6 +139,25 @@ def test_class_weights_of_a_config_are_those_of_its_training_images(images):
     np.testing.assert_allclose(found, [1, 36 / 16, 36 / 108, 9, 36 / 16])
 
 
+@pytest.mark.parametrize('words', ['balanced', 'class_weights'])
+def test_the_best_checkpoint_follows_the_treatment_of_classes(words):
+  for name, first in (('train_folder', ''), ('finetune', 'folder,')):
+    config, plain = (load_config(name, first + x) for x in (words, ''))
+    kept = config.checkpoints
+    assert kept.best_metric == 'test/mean_per_class_accuracy'
+    assert kept.every_fraction == config.evals.test.every_fraction
+    assert 'best_metric' not in plain.checkpoints
+
+
+def test_orders_of_classes():
+  orders = [
+    load_config('train_folder', words).data.get('order')
+    for words in ('', 'balanced', 'class_weights')
+  ]
+  powers = [order and order.get('power', 0.0) for order in orders]
+  assert powers == [0.5, 0.0, None]
+
+
 def test_contradictions():
   for words, message in [
     ('balanced,class_weights', 'Keep one'),
