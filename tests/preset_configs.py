@@ -72,6 +72,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     default mean_colour,ratio=0.15 pixels tiny
     mean_colour,steps=6,tiny
   """,
+  'photographs': 'default seeds=1 tiny',
   'pretrain_augreg': """
     imagenet,B/16 imagenet,Ti/16,light2 imagenet,S/16,folder
     imagenet,B/32,strong2,reg=0,faults imagenet,R+Ti/16,light2
@@ -90,6 +91,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     default dino,labels mae,B/16,size=192 visreg,B/16,epochs=9,batch=64
     simdino,lr=1e-3 lejepa,from_weights mae,imagenet,B/16 dino,imagenet,folder
     lejepa,imagenet,Ti/16,tiny mae,labels,tiny lejepa,H/14,local=98,tiny
+    lejepa,stem,size=96,local=64
   """,
   'pretrain_paper': """
     B/16 imagenet,H/14 imagenet,B/16,folder,epochs=90 imagenet,B/16,tiny

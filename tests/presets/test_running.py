@@ -335,6 +335,15 @@ def test_unprepared_data_is_found_at_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_tiny_study_of_photographs_runs(tmp_path, monkeypatch):
+  made_up.install_elpv(monkeypatch)
+  config = load_config('photographs', 'tiny')
+  accuracies, *_ = configs.run(config, tmp_path)
+  assert len(accuracies) == 11 and all(accuracies.values())
+  assert (tmp_path / 'photographs.png').exists()
+
+
+@pytest.mark.slow
 def test_a_tiny_study_runs(tmp_path):
   """Selects a rate on the dev split and tests it, also on ReaL labels."""
   data_dir = tmp_path / 'data'
