@@ -272,6 +272,11 @@ def sources(args):
   if args.imagenet:
     source, held_out = common.splits(args, 'imagenet', minival=False)
     return source, held_out['val']
+  return own(args)
+
+
+def own(args):
+  """Return `sources` of the user's images."""
   if args.labels:
     source, held_out = common.own_classes(10)
     return source, held_out['test']

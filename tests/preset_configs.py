@@ -39,6 +39,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     deit3,H/14,imagenet21k,fsdp,tiny deit3_finetune,H/14,tiny
     deit3_finetune,imagenet21k,tiny
   """,
+  'distill_features': 'default B/32,size=192,batch=64,lr=1e-3 labels,tiny tiny',
   'distill_patient': 'default epochs=300 folder tiny',
   'evaluate': """
     folder tfds folder,fewshot tfds,fewshot,size=384

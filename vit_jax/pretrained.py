@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.data.transforms import ANTIALIASED, Interpolation, Transform, scale
+from vit_jax.data.transforms import Interpolation, Transform, antialiased, scale
 from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
@@ -207,8 +207,7 @@ def transforms(init_from: InitFrom | None) -> tuple[Transform, ...]:
 
 def interpolation(init_from: InitFrom | None) -> Interpolation:
   """Return the interpolation of these weights' images, with antialiasing."""
-  found = [getattr(x, 'interpolation', None) for x in transforms(init_from)]
-  return next((x for x in found if x in ANTIALIASED), 'bilinear')
+  return antialiased(transforms(init_from))
 
 
 def preprocess(init_from: InitFrom | None) -> Preprocess:

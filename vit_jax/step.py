@@ -67,8 +67,8 @@ class Objective:
   Attributes:
     activation: converts logits to probabilities: 'softmax' or 'sigmoid'.
     whole_batch: whether the loss is not a mean over micro-batches.
-    teacher: an objectives.distillation.Teacher; None: no parameters of another
-      model are an argument of the step.
+    teacher: an objectives.frozen_teacher.FrozenTeacher; None: no parameters
+      of another model are an argument of the step.
     ema_weight: function step -> weight of the EMA, see optim.schedules.Ema;
       None: the run decides whether there is an EMA.
     kinds: what its metrics are.

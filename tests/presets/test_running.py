@@ -169,6 +169,24 @@ def test_tiny_distillation_runs(data_dir, tmp_path):
   assert record['step'] == 4 and np.isfinite(record['train/teacher_loss'])
 
 
+@pytest.mark.slow
+def test_tiny_feature_distillation_runs(image_folder, tmp_path):
+  config = load_config('distill_features', 'labels,tiny')
+  config.data.source.path = str(image_folder)
+  path = write_weights(tmp_path / 'teacher.npz', 'mu/8', size=40)
+  config.objective.teacher.path = path
+  configs.run(config, tmp_path / 'run')
+  record = last_record(tmp_path / 'run')
+  assert np.isfinite(record['train/loss']) and record['step'] == 4
+  assert 0 <= record['watch/shared_neighbours'] <= 1
+  assert 'labels/own/linear/accuracy' in record
+  sheets = sorted(x.name for x in (tmp_path / 'run').glob('sheet-*.png'))
+  assert [x.split('-', 2)[2] for x in sheets[:2]] == [
+    'views-of-images.png',
+    'pca-of-patches.png',
+  ]
+
+
 def test_tiny_finetuning_on_a_folder(
   pretrained, image_folder, tmp_path, capsys
 ):

@@ -122,6 +122,8 @@ TRACED = {  # (config, argument): parameters
   ('deit', 'deit3,M/16'): count('M/16', 1000) + 23 * 512,
   ('deit', 'deit3_finetune,B/16,imagenet21k'): count('B/16', 1000) + 23 * 768,
   ('distill_patient', ''): count('R50x1', 1000),
+  # No head, and two maps to the width of the teacher.
+  ('distill_features', 'S/16'): count('S/16', 0) + 2 * 385 * 32,
   ('finetune', 'imagenet,L/16,polyak'): count('L/16', 1000, pixels=512),
   ('finetune', 'imagenet,H/14'): count('H/14', 1000, pixels=518),
   ('finetune', 'pets,B/16'): count('B/16', 37, pixels=384),

@@ -76,9 +76,10 @@ def colours(components: np.ndarray) -> np.ndarray:
 
 
 def enlarge(values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-  """Return [gh, gw, ...] as [H, W, ...], for multiples (H, W) of (gh, gw)."""
-  height, width = np.floor_divide(shape[:2], values.shape[:2])
-  return values.repeat(height, axis=0).repeat(width, axis=1)
+  """Return [gh, gw, ...] as [H, W, ...]; each pixel has its cell's value."""
+  sides = zip(shape[:2], values.shape)
+  rows, columns = (np.arange(n) * cells // n for n, cells in sides)
+  return values[rows][:, columns]
 
 
 def position_similarity(table: Array) -> np.ndarray:

@@ -363,6 +363,12 @@ def evaluation(
   return small, CentralCrop(size, 'even')
 
 
+def antialiased(transforms: Sequence[Any]) -> Interpolation:
+  """Return the first interpolation that can antialias, else 'bilinear'."""
+  found = (getattr(x, 'interpolation', None) for x in transforms)
+  return next((x for x in found if x in ANTIALIASED), 'bilinear')
+
+
 def sized(
   transforms: Sequence[Any],
   image_size: int | tuple[int, int] | None,

@@ -76,19 +76,27 @@ class Representation(SplitEvaluator):
     _, rows = neighbours(x, x[:_QUERIES], min(len(x), 1 + _NEAREST))
     near = [self._images(index[row]) for row in rows]
     found = {'An image and its nearest ones': near}
+    images = self._images(index[:_PATCHES])
+    columns: list[Any] = [images]
+    shares = []
+    for name, maps in self.maps(params, images).items():
+      components, of_each = embeddings.patch_components(maps)
+      percent = ', '.join(f'{share:.0%}' for share in of_each)
+      shares.append(f'{name}{percent} of the variance')
+      colours = embeddings.colours(components)
+      columns.append([embeddings.enlarge(x, images.shape[1:]) for x in colours])
+    if not shares:
+      return found
+    title = f'PCA of patches ({"; ".join(shares)})'
+    return {title: [[*row] for row in zip(*columns)], **found}
+
+  def maps(self, params: Params, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Return maps of patches to draw, {title: [n, gh, gw, D]}."""
     if not isinstance(self.model, VisionTransformer):
       terminal.say('No picture of patches: the model is not a ViT.')
-      return found
-    images = self._images(index[:_PATCHES])
+      return {}
     fn = functools.partial(self._features, maps=(-1,), per_layer=False)
-    maps = jax.device_get(jax.jit(fn)(params, images)['map_-1'])
-    components, shares = embeddings.patch_components(maps)
-    percent = ', '.join(f'{share:.0%}' for share in shares)
-    patches = [
-      (image, embeddings.enlarge(colours, image.shape))
-      for image, colours in zip(images, embeddings.colours(components))
-    ]
-    return {f'PCA of patches ({percent} of the variance)': patches, **found}
+    return {'': jax.device_get(jax.jit(fn)(params, images)['map_-1'])}
 
   def _images(self, index):
     """Return the examples with these numbers, as the model gets them."""

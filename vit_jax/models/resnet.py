@@ -275,7 +275,8 @@ class ResNet(layers.Classifier):
 
     Returns:
       root, stage1, stage2, ...: [B, ., ., .], feature maps (if per_layer).
-      pooled: [B, F], mean of the last one, which 'preact' normalises first.
+      map_-1: [B, ., ., F], the last one, which 'preact' normalises first.
+      pooled: [B, F], its mean.
       pre_logits, logits: see VisionTransformer.
     """
     layers.check_images(images)
@@ -288,4 +289,4 @@ class ResNet(layers.Classifier):
     if self.form == 'preact':
       x = nn.relu(group_norm(self.form, self.dtype, name='norm')(x))
     out = {'root': maps.pop('stage0')} | maps if per_layer else {}
-    return out | self.head(self, x.mean((1, 2)))
+    return out | {'map_-1': x} | self.head(self, x.mean((1, 2)))

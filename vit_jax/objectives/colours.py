@@ -168,6 +168,7 @@ class OfViews(Objective):
     """Return the views of 8 images, a row each; small ones are enlarged."""
     batch = self.prepare({k: x[:8] for k, x in batch.items()}, rng)
     views = [batch[name] for name in ('image', 'local') if name in batch]
+    views = [x.reshape(len(x), -1, *x.shape[-3:]) for x in views]
     size = views[0].shape[2:]
     rows = [
       jax.image.resize(x, (*x.shape[:2], *size), 'nearest') for x in views

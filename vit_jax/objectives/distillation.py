@@ -13,25 +13,19 @@ token. It predicts the mean of both.
 """
 
 import dataclasses
-import hashlib
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
-from vit_jax import tree
 from vit_jax.objectives.classification import (
   CrossEntropy,
   softmax_loss,
   softmax_xent,
 )
-from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
+from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.step import Context, Labelled
 from vit_jax.types import (
-  MACHINE,
   RATE,
   Array,
   Batch,
@@ -41,98 +35,41 @@ from vit_jax.types import (
   Model,
   Outputs,
   Params,
-  PathLike,
   Positive,
   Preprocess,
-  PyTree,
   UserError,
 )
-from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
 
 
-@dataclasses.dataclass  # not frozen: runs never share what an old file said
-class Teacher:
-  """A model and its parameters, from a weights file.
-
-  The parameters are an argument of the train step, sharded by the rules of the
-  model. No checkpoint contains them, and no optimizer sees them. The images are
-  converted as the file says, and resized to its size on the device, with
-  antialiasing. Dropout and stochastic depth are off.
+@dataclasses.dataclass
+class Teacher(FrozenTeacher):
+  """A frozen teacher with the classes of the data.
 
   Attributes:
-    path: a workdir, a checkpoint, or weights of any format of formats.py.
-    options: more arguments of `formats.read`: step and ema of a workdir, trust,
-      what a file does not say, and fields of the model ({'scan': True}).
     same_classes: whether teacher and data have the same classes in the same
       order, whatever their names. False: names that both have must be equal.
   """
 
-  path: Annotated[PathLike, MACHINE]  # the parameters are compared
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   same_classes: bool = False
 
-  def open(self, student: Any) -> None:
-    """Read the model, and check that it fits a student.
-
-    This sets `model`, whose attention `train` chooses, `images`, a
-    ShapeDtypeStruct of its batches, and `class_names`, which must equal the
-    names of the data, if both are known.
-    """
-    weights = formats.read(self.path, **self.options, values=False)
-    model = weights.model
-    if not model.num_classes or model.num_classes != student.num_classes:
+  def open(self, student: Any) -> Weights:
+    """Read the model, and check that it fits a student."""
+    weights = super().open(student)
+    classes = weights.model.num_classes
+    if not classes or classes != student.num_classes:
       raise UserError(
-        f'The teacher {self.path} has {model.num_classes or "no"} classes, the '
-        f'student {student.num_classes}. Use a teacher that was fine-tuned on '
-        'the data of the student.'
+        f'The teacher {self.path} has {classes or "no"} classes, the student '
+        f'{student.num_classes}. Use a teacher that was fine-tuned on the data '
+        'of the student.'
       )
-    dtype = getattr(student, 'dtype', None)
-    if dtype is not None and hasattr(model, 'dtype'):
-      model = model.clone(dtype=dtype)
-    self.model: Any = model
-    self.images = jax.ShapeDtypeStruct((1, *weights.image_shape), np.float32)
     self.class_names = None if self.same_classes else weights.class_names
-    self._preprocess = weights.preprocess
-
-  def fingerprint(self) -> dict[str, Any]:
-    """Return a hash of the parameters, which a resumed run compares."""
-    params = formats.read(self.path, **self.options).params
-    found = hashlib.sha256()
-    for path, array in sorted(tree.flatten(params).items()):
-      found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
-      found.update(np.ascontiguousarray(array).tobytes())
-    return {'weights': found.hexdigest()[:16]}
-
-  def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> PyTree:
-    """Return ShapeDtypeStructs of the parameters, with shardings.
-
-    `rules` are for paths that begin with 'teacher/'; None: `rules_for(mesh)`.
-    """
-    params = jax.eval_shape(self.model.init, jax.random.key(0), self.images)
-    shapes = {'teacher': params['params']}
-    rules = rules_for(mesh) if rules is None else rules
-    return annotate(shapes, infer(shapes, rules, mesh))['teacher']
-
-  def load(self, abstract_params: PyTree) -> Params:
-    """Return the parameters, sharded like `abstract_params`."""
-    params = formats.read(self.path, **self.options).params
-    if getattr(self.model, 'scan', False):
-      params = tree.stack_blocks(params)
-
-    def place(array, like):
-      return jax.make_array_from_callback(
-        like.shape, like.sharding, lambda index: np.asarray(array)[index]
-      )
-
-    return jax.tree.map(place, tree.unflatten(params), abstract_params)
+    return weights
 
   def __call__(self, params: Params, images: Array) -> jax.Array:
     """Return float32 logits [B, K] of images [B, H, W, C] in 0..255."""
-    x = self._preprocess(images)
-    shape = (len(x), *self.images.shape[1:])
-    if x.shape != shape:
-      x = jax.image.resize(x, shape, 'bilinear')
-    return jax.lax.stop_gradient(self.model.apply({'params': params}, x))
+    logits = self.model.apply({'params': params}, self.convert(images))
+    return jax.lax.stop_gradient(logits)
 
 
 def distillation(

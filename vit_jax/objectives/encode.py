@@ -1,9 +1,11 @@
 """Features of images, of views and of masked images, for all objectives."""
 
 import functools
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from vit_jax import tree
 from vit_jax.types import Params
@@ -38,6 +40,25 @@ def encode(
     **({'per_layer': False} | options),
   )
   return {k: x.reshape(*views, *x.shape[1:]) for k, x in found.items()}
+
+
+def summarize(
+  model: Any, params: Params, images: jax.Array, rng: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """Return (representation [B, D], patches [B, gh, gw, F]), both float32.
+
+  The representation of a model that does not pool is the mean over patches. The
+  patches of a ResNet are the cells of its last map.
+  """
+  found = encode(model, params, images, rng)
+  pooled, patches = found['pre_logits'], found.get('map_-1')
+  if patches is None:
+    grid = model.embedding.grid(images.shape[1:])
+    patches = found['tokens'][:, -math.prod(grid) :]
+    patches = patches.reshape(len(images), *grid, -1)
+  if pooled.ndim == 3:
+    pooled = pooled.mean(axis=1)
+  return pooled.astype(jnp.float32), patches.astype(jnp.float32)
 
 
 def _fitted(model, params, images):

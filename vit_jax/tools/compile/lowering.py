@@ -82,11 +82,12 @@ def lower(
   if image_shape is None:
     example = _example(run.transforms)
   mesh = run.mesh.make(devices)
+  given = getattr(model, 'num_classes', None)  # 0: no head
   examples = setup.Examples(
     batch_size=batch_size,
-    count=100_000 * batch_size,  # is not known, and changes no shape
+    count=100_000 * batch_size,  # not known; a queue is that of many images
     first={**example, 'label': 0},
-    num_classes=None if getattr(model, 'num_classes', None) else num_classes,
+    num_classes=num_classes if given is None else None,
   )
   names = [field.name for field in dataclasses.fields(setup.Settings)]
   settings = setup.Settings(**{name: getattr(run, name) for name in names})

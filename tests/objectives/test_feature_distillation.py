@@ -1,0 +1,344 @@
+"""Feature distillation: formulas in float64, any teacher, mesh and resume."""
+
+import dataclasses
+import functools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import on_mesh
+import optax
+import pytest
+import record_feature_distillation as recorder
+import tiny
+from synthetic import Synthetic
+
+from vit_jax import tree
+from vit_jax.data.pipeline import Data
+from vit_jax.durations import Timeline, steps
+from vit_jax.evals.against_teacher import AgainstTeacher
+from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.pooling import ClassToken, Mean
+from vit_jax.models.resnet import ResNet
+from vit_jax.objectives.colours import Colour, Views
+from vit_jax.objectives.feature_distillation import (
+  FeatureDistillation,
+  queue_length,
+)
+from vit_jax.objectives.frozen_teacher import FrozenTeacher
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import sharding
+from vit_jax.parallel.sharding import MeshSizes
+from vit_jax.runs.checkpoint import Checkpoints
+from vit_jax.step import Context, TrainState, train_step
+from vit_jax.train import train
+from vit_jax.weights import formats
+
+KEY = jax.random.key(0)
+PLAIN = Views((Colour(flip=0, jitter_probability=0, grey=0, blur=0),))
+STUDENT = tiny.vit(width=8, mlp_dim=16, num_classes=0)
+TEACHER = tiny.vit(width=12, pooling=ClassToken(num_registers=2))
+GOLDEN = tiny.golden('feature_distillation')
+IMAGES = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8)
+
+
+def part(start):
+  found = {k: x for k, x in GOLDEN.items() if k.startswith(start)}
+  return {k.removeprefix(start): x for k, x in found.items()}
+
+
+def write(path, model=TEACHER, size=24, **attributes):
+  """Write a teacher with a normalisation of its own; return its path."""
+  attributes = {'preprocess': Normalize(100.0, 50.0), 'seed': 1} | attributes
+  weights = tiny.weights(model, (size, size, 3), **attributes)
+  formats.write(weights, path, 'vit_jax')
+  return str(path)
+
+
+@pytest.fixture(scope='module')
+def teacher_file(tmp_path_factory):
+  return write(tmp_path_factory.mktemp('teacher') / 'teacher.npz')
+
+
+def make(path, kind=FeatureDistillation, model=STUDENT, **fields):
+  given = {'views': PLAIN, 'queue': 12, 'teacher': FrozenTeacher(path)}
+  return kind(model, preprocess=Normalize(), **given | fields)
+
+
+def start(loss_fn, model=STUDENT, size=16):
+  """Return the first parameters, and the context of the first step."""
+  images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+  params = tree.unflatten(tiny.normal_params(model, (size, size, 3), 0.3))
+  params['objective'] = loss_fn.init(KEY, images)
+  teacher = loss_fn.teacher
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  frozen = teacher.load(teacher.abstract_params(mesh))
+  return params, Context(carried=loss_fn.carried(), teacher=frozen)
+
+
+# Against the formulas.
+
+
+class Given(FeatureDistillation):
+  """Distillation of the recorded features, for a linear student."""
+
+  def prepare(self, batch, rng):
+    return batch
+
+  def features(self, params, batch, rng, context):
+    if 'stem' in params:
+      patches = jnp.matmul(batch['student_patches'], params['stem'])
+      student = jnp.mean(patches, axis=(1, 2)), patches
+    else:
+      student = params['student'], params['student_patches']
+    return student, (batch['teacher'], batch['teacher_patches'])
+
+
+@pytest.fixture
+def recorded(teacher_file):
+  return make(teacher_file, Given, queue=recorder.QUEUE, weight=recorder.WEIGHT)
+
+
+def weights(**more):
+  """Return the first recorded parameters."""
+  arrays = recorder.weights()
+  params = {'objective/' + k: x for k, x in arrays.items() if k != 'stem'}
+  return jax.tree.map(jnp.asarray, tree.unflatten(params | more))
+
+
+def test_loss_gradient_and_queue_are_those_of_the_formulas(recorded):
+  batch = recorder.inputs(0)
+  params = weights(**{k: x for k, x in batch.items() if 'student' in k})
+  queue = np.float32(recorder.unit(np.float64(batch['queue'])))
+
+  def loss(params):
+    value, *aux = recorded(params, batch, KEY, Context(carried=queue))
+    return value, aux
+
+  grads, (metrics, queue) = jax.jit(jax.grad(loss, has_aux=True))(params)
+  names = 'loss', 'global_loss', 'local_loss'
+  found = [metrics[name] for name in names]
+  np.testing.assert_allclose(found, GOLDEN['loss/values'], rtol=1e-6)
+  np.testing.assert_allclose(queue, GOLDEN['loss/queue'], atol=2e-7)
+  found, expected = tree.flatten(grads), part('grad/')
+  for path, x in expected.items():
+    path = path if 'student' in path else f'objective/{path}'
+    np.testing.assert_allclose(found[path], x, 0, 1e-6 * abs(x).max())
+
+
+def test_ten_steps_are_those_of_the_formulas(recorded):
+  tx = optax.adamw(**recorder.ADAMW)
+  params = weights(stem=recorder.weights()['stem'])
+  queue = jnp.zeros((recorder.QUEUE, recorder.TEACHER))
+  state = TrainState(jnp.int32(0), params, tx.init(params), KEY, carried=queue)
+  step = jax.jit(functools.partial(train_step, loss_fn=recorded, tx=tx))
+  losses = []
+  for i in range(recorder.STEPS):
+    state, metrics = step(state, recorder.inputs(i + 1))
+    losses.append(metrics['loss'])
+  np.testing.assert_allclose(losses, GOLDEN['losses'][:, 0], rtol=1e-5)
+  np.testing.assert_allclose(state.carried, GOLDEN['queue'], atol=2e-7)
+  found = tree.flatten(state.params)
+  for path, x in part('last/').items():
+    path = path if path == 'stem' else f'objective/{path}'
+    np.testing.assert_allclose(found[path], x, 1e-4, 1e-5)
+
+
+def test_loss_of_models(teacher_file):
+  """Each sees the images as it is used to; 4x4 patches meet 6x6."""
+  loss_fn = make(teacher_file)
+  params, context = start(loss_fn)
+  loss, _, queue = jax.jit(loss_fn.__call__)(
+    params, {'image': IMAGES}, KEY, context
+  )
+  teacher = formats.read(teacher_file)
+  large = jax.image.resize(
+    teacher.preprocess(IMAGES), (8, 24, 24, 3), 'bilinear'
+  )
+  batch = {}
+  for name, model, arrays, images in (
+    ('student', STUDENT, params, Normalize()(IMAGES)),
+    ('teacher', TEACHER, tree.unflatten(teacher.params), large),
+  ):
+    out = model.apply({'params': arrays}, images, method='features')
+    grid = model.embedding.grid(images.shape[1:])
+    patches = out['tokens'][:, -grid[0] * grid[1] :]
+    batch[name] = np.float64(out['pooled'])
+    batch[f'{name}_patches'] = np.float64(patches).reshape(8, *grid, -1)
+  queue_before = np.zeros((12, 12))
+  maps = recorder.wide(tree.flatten(params['objective']))
+  with pytest.MonkeyPatch.context() as patch:
+    for name, value in {
+      **{'QUEUE': 12, 'WEIGHT': 1.0, 'IMAGES': 8, 'TEACHER': 12},
+      'TEACHER_GRID': (6, 6),
+    }.items():
+      patch.setattr(recorder, name, value)
+    expected, queue_after = recorder.distil(maps, batch, queue_before)
+  np.testing.assert_allclose(loss, expected[0], rtol=1e-4)
+  np.testing.assert_allclose(queue, queue_after, atol=1e-5)
+
+
+# Images, the queue and teachers.
+
+
+def test_the_whole_batch_is_mixed_with_a_permutation_of_it(teacher_file):
+  mixed = make(teacher_file).prepare({'image': IMAGES}, KEY)['image']
+  flat = IMAGES.reshape(8, -1).astype(np.float64)
+  found = np.asarray(mixed, np.float64).reshape(8, -1)
+  # Each is a weighted mean of two images; the weights are the same for all.
+  shares, *_ = np.linalg.lstsq(flat.T, found.T, rcond=None)
+  np.testing.assert_allclose(shares.sum(0), 1, atol=1e-5)
+  values = np.unique(shares[abs(shares) > 1e-4].round(3))
+  assert len(values) <= 3 and (values > 0).all()
+  np.testing.assert_allclose(shares.sum(1), 1, atol=1e-5)  # each once
+
+
+def test_the_queue_follows_from_the_number_of_images(teacher_file):
+  sizes = {1: 2, 50: 16, 4000: 1024, 20_000: 8192, 10**7: 8192}
+  assert {n: queue_length(n) for n in sizes} == sizes
+  loss_fn = make(teacher_file, queue=None).of_run(Timeline(8, 50))
+  assert loss_fn.carried().shape == (16, 12)
+  assert make(teacher_file).of_run(Timeline(8, 50)).queue == 12
+
+
+@pytest.mark.parametrize(
+  'model, size',
+  [
+    (tiny.vit(pooling=Mean(norm='after'), embedding=PatchEmbedding(2)), 8),
+    (ResNet(stages=(1,), width_factor=1), 16),
+  ],
+  ids=['mean', 'resnet'],
+)
+def test_other_teachers_one_image_and_a_short_queue(model, size, tmp_path):
+  """A batch of 1 is mixed with itself; 8 images leave 2 in the queue."""
+  path = write(tmp_path / 'other.npz', model, size)
+  loss_fn = make(path, queue=2)
+  params, context = start(loss_fn)
+  fn = jax.jit(jax.value_and_grad(lambda *x: loss_fn(*x)[0]))
+  for count in (1, 8):
+    batch = loss_fn.prepare({'image': IMAGES[:count]}, KEY)
+    loss, grads = fn(params, batch, KEY, context)
+    assert loss > 0
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(grads))
+    assert jnp.any(grads['embedding']['kernel'] != 0)
+
+
+def test_images_of_other_channels_are_refused(teacher_file):
+  loss_fn = make(teacher_file)
+  with pytest.raises(ValueError, match='of 3 channels, and these have 1'):
+    loss_fn.teacher.convert(IMAGES[..., :1])
+
+
+def test_options_have_an_effect(teacher_file):
+  first = make(teacher_file)
+  params, context = start(first)
+  other = Colour(flip=1, jitter_probability=0, grey=0, blur=0)
+
+  def loss(loss_fn):
+    queue = jnp.ones((loss_fn.queue, 12))
+    batch = loss_fn.prepare({'image': IMAGES}, KEY)
+    given = params, batch, KEY, context._replace(carried=queue)
+    return jax.jit(loss_fn.__call__)(*given)[0]
+
+  expected = loss(first)
+  for changes in (
+    {'temperature': 0.1},
+    {'weight': 0.5},
+    {'queue': 20},
+    {'views': Views((other,))},
+    {'preprocess': Normalize(80.0, 50.0)},
+  ):
+    found = loss(dataclasses.replace(first, **changes))
+    assert abs(found - expected) > 1e-4 * expected, changes
+
+
+# Training.
+
+
+def run(path, axes):
+  loss_fn = make(path, views=Views((Colour(),)))
+  rules = sharding.fsdp(min_elements=64) if 'fsdp' in axes else None
+  first = on_mesh.start(
+    *(STUDENT, loss_fn, (16, 16, 3), lambda params: optax.sgd(0.1), axes),
+    rules=rules,
+  )
+  batches = [{'image': np.roll(IMAGES, i, axis=1)} for i in range(3)]
+  state, losses = on_mesh.losses_of(*first, batches)
+  return (state.params, state.carried), losses
+
+
+def test_any_mesh_gives_the_same(teacher_file):
+  expected = run(teacher_file, {'data': 1})
+  found = run(teacher_file, {'data': 2, 'fsdp': 2})
+  assert not found[0][1].sharding.is_fully_replicated  # the queue
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, 1e-4, 1e-5), found, expected
+  )
+
+
+def arguments(path, **changes):
+  source = Synthetic(image_size=16, num_classes=4, num_examples=32)
+  return {
+    'model': STUDENT,
+    'data': Data(source, 8, labels=False),
+    'objective': functools.partial(
+      FeatureDistillation, teacher=FrozenTeacher(path)
+    ),
+    'optimizer': Optimizer(optax.adam),
+    'schedule': lambda timeline: lambda step: 1e-2,
+    'checkpoints': Checkpoints(every=steps(2)),
+    'total': steps(4),
+    'mesh': MeshSizes(data=2, fsdp=2, model=2),
+  } | changes
+
+
+def test_micro_batches_are_refused(teacher_file, tmp_path):
+  with pytest.raises(ValueError, match='accum_steps=2'):
+    train(tmp_path, **arguments(teacher_file, accum_steps=2))
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_by_bit(teacher_file, tmp_path):
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  expected = train(whole, **arguments(teacher_file))
+  shutil.copytree(whole, parts)
+  shutil.rmtree(parts / 'checkpoints' / '4')
+  resumed = train(parts, **arguments(teacher_file))
+  for name in ('params', 'opt_state', 'carried'):
+    found = (getattr(x, name) for x in (resumed, expected))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+  assert expected.carried.shape == (16, 12) and np.any(expected.carried)
+  params = formats.read(whole).params
+  assert not any(path.startswith('objective') for path in params)
+
+
+# The student against the teacher.
+
+
+def test_shared_neighbours_and_colours_of_both(teacher_file):
+  source = Synthetic(image_size=24, num_classes=3, num_examples=40)
+  given = {'mesh': sharding.make_mesh(), 'data': Data(source, 8), 'k': 5}
+  teacher = formats.read(teacher_file)
+
+  def compare(model, params, preprocess):
+    watch = AgainstTeacher(
+      model,
+      preprocess=preprocess,
+      teacher=FrozenTeacher(teacher_file),
+      **given,
+    )
+    return watch, watch.run(tree.unflatten(params))['shared_neighbours']
+
+  watch, same = compare(TEACHER, teacher.params, teacher.preprocess)
+  assert same == 1
+  found = watch.pictures(tree.unflatten(teacher.params))
+  (title, rows), _ = found.items()
+  assert title.startswith('PCA of patches (student ') and '; teacher ' in title
+  assert len(rows) == 8 and {x.shape for x in rows[0]} == {(24, 24, 3)}
+  np.testing.assert_allclose(rows[0][1], np.int32(rows[0][2]), atol=1)
+  params = tiny.normal_params(STUDENT, (24, 24, 3))
+  _, other = compare(STUDENT, params, Normalize())
+  assert 0 < other < 1
+  params = {k: np.full_like(x, np.nan) for k, x in params.items()}
+  assert np.isnan(compare(STUDENT, params, Normalize())[1])

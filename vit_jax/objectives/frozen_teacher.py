@@ -1,0 +1,111 @@
+"""A teacher that stays as its file says, for objectives that learn from it."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax import tree
+from vit_jax.data import transforms
+from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
+from vit_jax.types import (
+  MACHINE,
+  Array,
+  Params,
+  PathLike,
+  PyTree,
+  UserError,
+)
+from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
+
+
+@dataclasses.dataclass  # not frozen: runs never share what an old file said
+class FrozenTeacher:
+  """A model and its parameters, from a weights file.
+
+  The parameters are an argument of the train step, sharded by the rules of the
+  model. No checkpoint contains them, and no optimizer sees them. Dropout and
+  stochastic depth are off.
+
+  Attributes:
+    path: a workdir, a checkpoint, or weights of any format of formats.py.
+    options: more arguments of `formats.read`: step and ema of a workdir, trust,
+      what a file does not say, and fields of the model ({'scan': True}).
+  """
+
+  path: Annotated[PathLike, MACHINE]  # the parameters are compared
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def open(self, student: Any) -> Weights:
+    """Read the model, which computes in the dtype of the student.
+
+    This sets `model`, whose attention `train` chooses, `images`, a
+    ShapeDtypeStruct of its batches, and `class_names`, which must equal the
+    names of the data, if both are known. Return Weights without parameters.
+    """
+    weights = formats.read(self.path, **self.options, values=False)
+    model, dtype = weights.model, getattr(student, 'dtype', None)
+    if dtype is not None and hasattr(model, 'dtype'):
+      model = model.clone(dtype=dtype)
+    self.model: Any = model
+    self.images = jax.ShapeDtypeStruct((1, *weights.image_shape), np.float32)
+    self.class_names: list[str] | None = None
+    self._preprocess = weights.preprocess
+    self._interpolation = transforms.antialiased(weights.transforms)
+    return weights
+
+  def fingerprint(self) -> dict[str, Any]:
+    """Return a hash of the parameters, which a resumed run compares."""
+    params = formats.read(self.path, **self.options).params
+    found = hashlib.sha256()
+    for path, array in sorted(tree.flatten(params).items()):
+      found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
+      found.update(np.ascontiguousarray(array).tobytes())
+    return {'weights': found.hexdigest()[:16]}
+
+  def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> PyTree:
+    """Return ShapeDtypeStructs of the parameters, with shardings.
+
+    `rules` are for paths that begin with 'teacher/'; None: `rules_for(mesh)`.
+    """
+    params = jax.eval_shape(self.model.init, jax.random.key(0), self.images)
+    shapes = {'teacher': params['params']}
+    rules = rules_for(mesh) if rules is None else rules
+    return annotate(shapes, infer(shapes, rules, mesh))['teacher']
+
+  def load(self, abstract_params: PyTree) -> Params:
+    """Return the parameters, sharded like `abstract_params`."""
+    params = formats.read(self.path, **self.options).params
+    if getattr(self.model, 'scan', False):
+      params = tree.stack_blocks(params)
+
+    def place(array, like):
+      return jax.make_array_from_callback(
+        like.shape, like.sharding, lambda index: np.asarray(array)[index]
+      )
+
+    return jax.tree.map(place, tree.unflatten(params), abstract_params)
+
+  def convert(self, images: Array) -> jax.Array:
+    """Return float images of the teacher, from [B, H, W, C] in 0..255.
+
+    The file says how they are normalised, their size, and the interpolation
+    that resizes them, on the device and with antialiasing.
+    """
+    x = self._preprocess(images)
+    shape = (len(x), *self.images.shape[1:])
+    if x.shape[-1] != shape[-1]:
+      raise UserError(
+        f'The teacher {self.path} takes images of {shape[-1]} channels, and '
+        f'these have {x.shape[-1]}. Set --config.data.source.channels, or use '
+        'another teacher.'
+      )
+    if x.shape != shape:
+      method = {'lanczos': 'lanczos3'}.get(self._interpolation)
+      x = jax.image.resize(x, shape, method or self._interpolation)
+    return x
