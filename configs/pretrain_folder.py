@@ -13,14 +13,18 @@ of the representation, which fall if it collapses.
 Arguments (separated by commas; the first of a list is the default):
 {words}
   S/16, ...  the model, one of MODELS; or from_weights: continue from the model
-             and weights of --config.init_from.path, in any format; or stem:
-             the small model of train_folder.py, with sizes that are multiples
-             of 32, not with mae
+             and weights of --config.init_from.path, in any format. The heads
+             are new, and are trained alone in the first half of the warm-up.
+             The rate is a tenth of that of METHODS, and constant after it. Or
+             stem: the small model of train_folder.py, with sizes that are
+             multiples of 32, not with mae and dinov2
   size=224   pixels of the large crops
   local=96   pixels of the small crops, a multiple of the patches; 98 for H/14
   epochs=200 visits of each image
   batch=128  images
   lr=RATE    the defaults are those of METHODS
+  anchor     with from_weights, not with mae: the patches of an image stay about
+             as alike as the weights see them, see objectives/anchor.py
   labels     PATH/CLASS/IMAGE: a tenth of each class is held out, and nearest
              neighbours and a linear classifier predict its classes
   imagenet   the published settings for ImageNet-1k, see self_supervised.md
@@ -34,6 +38,7 @@ tuning, by stable-pretraining; with 500 images expect much less.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,11 +87,27 @@ def slow_teacher(config, model):
     config.objective.momentum = 0.9995
 
 
+def warm_teacher(config):
+  (warmup,) = (x for x in config.schedule if x.startswith('warmup'))
+  config.objective[f'teacher_{warmup}'] = 3 * config.schedule[warmup]
+
+
 def dino_of_batch(config, model):
   slow_teacher(config, model)
   config.objective.head = {'norm_last_layer': not model.startswith('S')}
-  (warmup,) = (x for x in config.schedule if x.startswith('warmup'))
-  config.objective[f'teacher_{warmup}'] = 3 * config.schedule[warmup]
+  warm_teacher(config)
+
+
+def dinov2_of_batch(config, model):
+  """Scale the rate, and add a mask vector, to new models also LayerScale."""
+  slow_teacher(config, model)
+  warm_teacher(config)
+  config.schedule.lr *= math.sqrt(config.data.batch_size / 1024)
+  config.model.update(embedding={'mask_token': True})
+  if model != 'from_weights':
+    config.model.update(block={'layerscale_init': 1e-5})
+  if model.startswith('L'):
+    config.model.stochastic_depth = 0.3
 
 
 def sigreg_of_batch(config, model):
@@ -137,6 +158,9 @@ DINO = Method(
   schedule={'lr': 5e-4, 'end_lr': 1e-6},
   imagenet={'run': ('S/16', 1024, 300.0)},
 )
+PATCHES_SLOWLY = (('embedding/.*', 0.2),)
+SMALL_HEAD = {'outputs': 8192, 'norm_last_layer': False}  # our choice
+TINY_HEAD = DINO.tiny['head']
 METHODS = {
   'lejepa': LEJEPA,
   'dino': DINO,
@@ -164,6 +188,33 @@ METHODS = {
     ),
     fit=Method.fit,
     imagenet={'run': ('S/16', 512, 100.0)},
+  ),
+  'dinov2': dataclasses.replace(
+    DINO,
+    learns='as dino, and hidden patches as its teacher sees them: for millions '
+    'of images, stalls with ten thousand',
+    step='as dino, with blocks of patches hidden in half of the large crops',
+    imagenette='42.1% (not finished)',
+    on_imagenet='L/16: 82.9% linear, 81.6% kNN',
+    objective=common.make(
+      'objectives.dinov2.DinoV2',
+      **{'teacher_temperature': 0.07, 'momentum': 0.992},
+      **{'head': SMALL_HEAD, 'patch_head': SMALL_HEAD},
+    ),
+    tiny={'head': TINY_HEAD, 'patch_head': TINY_HEAD},
+    fit=dinov2_of_batch,
+    crops={'area': (0.32, 1.0), 'local_count': 8, 'local_area': (0.05, 0.32)},
+    optimizer=DINO.optimizer
+    | {'layer_decay': {'rate': 0.9}, 'lr_multipliers': PATCHES_SLOWLY},
+    schedule={'lr': 4e-3, 'end_lr': 1e-6},
+    scaled=False,
+    imagenet={
+      # 100 times 1,250 steps, of which 10 times are warm-up.
+      **{'run': ('L/16', 2048, 200.0), 'warmup': (0.1, 20.0)},
+      'objective': common.make(
+        'objectives.dinov2.DinoV2', teacher_temperature=0.07, momentum=0.992
+      ),
+    },
   ),
   'simdino': dataclasses.replace(
     DINO,
@@ -198,7 +249,7 @@ __doc__ = __doc__.replace(
 def get_config(argument=''):
   args = arguments.parse(
     argument,
-    ('labels', 'imagenet', 'folder', 'tiny'),
+    ('anchor', 'labels', 'imagenet', 'folder', 'tiny'),
     method=tuple(METHODS),
     model=(None, *MODELS),
     size=224,
@@ -213,6 +264,8 @@ def get_config(argument=''):
   model, batch, epochs = method.run
   args.model, batch = args.model or model, args.batch or batch
   unused = {
+    'anchor': args.anchor
+    and not (args.model == 'from_weights' and method.crops),
     'local': args.local and not method.crops,
     'labels': args.labels and args.imagenet,
     'folder': args.folder and not args.imagenet,
@@ -251,10 +304,29 @@ def get_config(argument=''):
   config.optimizer = method.optimizer
   if method.scaled:
     config.schedule.lr *= batch / 256
+  if args.model == 'from_weights':
+    follow_weights(config, unit)
+  if args.anchor:
+    config.objective = common.make(
+      'objectives.anchor.anchored',
+      objective=config.objective.to_dict(),
+      start={'init_from': config.get_oneway_ref('init_from')},
+    )
   if args.lr:
     config.schedule.lr = args.lr
   config.evals = evaluators(config, args, held_out)
   return common.finish(config, args)
+
+
+def follow_weights(config, unit):
+  """Train new heads alone at first, then all at a low, constant rate."""
+  schedule, optimizer = config.schedule, config.optimizer
+  schedule.update(decay='constant', lr=schedule.lr / 10)
+  optimizer.freeze = ('(?!objective/|mask$).*',)
+  optimizer[f'thaw_{unit}'] = schedule[f'warmup_{unit}'] / 2
+  for part, name in ((schedule, 'end_lr'), (optimizer, 'final_weight_decay')):
+    if name in part:
+      del part[name]
 
 
 def crops(args, method):

@@ -140,7 +140,7 @@ def make(
   model = choose(described, images)
   objective = as_objective(
     compiled.reuse(settings.objective, model, preprocess=settings.preprocess)
-  ).of_run(timeline)
+  ).of_run(timeline, images)
   _check(objective, settings)
   teacher_shapes = []
   if teacher := objective.teacher:

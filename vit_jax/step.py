@@ -67,8 +67,8 @@ class Objective:
   Attributes:
     activation: converts logits to probabilities: 'softmax' or 'sigmoid'.
     whole_batch: whether the loss is not a mean over micro-batches.
-    teacher: an objectives.frozen_teacher.FrozenTeacher; None: no parameters
-      of another model are an argument of the step.
+    teacher: an objectives.frozen_teacher.FrozenModel; None: no parameters of
+      another model are an argument of the step.
     ema_weight: function step -> weight of the EMA, see optim.schedules.Ema;
       None: the run decides whether there is an EMA.
     kinds: what its metrics are.
@@ -90,8 +90,13 @@ class Objective:
     """Return (mean loss, metrics), and what the next context carries."""
     raise NotImplementedError
 
-  def of_run(self, timeline: Timeline) -> 'Objective':
-    """Return the objective for a run with this timeline."""
+  def of_run(
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+  ) -> 'Objective':
+    """Return the objective for a run of this length, and for these images.
+
+    `images` describes a batch of one float image.
+    """
     return self
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:

@@ -19,7 +19,7 @@ from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import MultiCrop
 from vit_jax.durations import Timeline, epochs, steps
 from vit_jax.models.layers import Normalize
-from vit_jax.objectives.colours import Colour, Views
+from vit_jax.objectives.colours import Colour, Seen, Views
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema
@@ -117,8 +117,11 @@ def assert_close(found, expected, rtol, atol=0.0):
 
 def test_loss_gradient_and_centre_are_lightlys():
   class Given(Dino):
-    def outputs(self, params, batch, rng, state):
-      return params['objective']['last'], jnp.asarray(batch)
+    def encode(self, params, batch, rng, state):
+      return Seen(params, batch, rng, state, {})
+
+    def outputs(self, seen):
+      return seen.params['objective']['last'], jnp.asarray(seen.batch)
 
   student, teacher, centre = recorder.outputs()
   loss_fn = make(
@@ -211,7 +214,7 @@ def test_the_teacher_is_the_ema_and_sees_global_views():
   @jax.jit
   def outputs(params, ema, batch, rng):
     of_teacher = dataclasses.replace(state, ema=ema)
-    return loss_fn.outputs(params, batch, rng, of_teacher)
+    return loss_fn.outputs(loss_fn.encode(params, batch, rng, of_teacher))
 
   ema = jax.tree.map(lambda x: 0.9 * x, state.ema)
   batch = jax.tree.map(jnp.float32, batch)
@@ -284,7 +287,7 @@ def test_micro_batches_are_exact():
   found = run(make(momentum=0.5), accum_steps=4)
   assert_close(found, of_one_device(Dino), 1e-4, 1e-5)
   assert jnp.any(found[0][-1] != 0)
-  assert SimDino.whole_batch and not Dino.whole_batch
+  assert make(SimDino).whole_batch and not make().whole_batch
 
 
 @pytest.mark.parametrize(
@@ -305,7 +308,8 @@ def test_coding_rate():
   state.ema = jax.tree.map(lambda x: 0.9 * x, state.params)
   batch = jax.tree.map(jnp.float32, recorder.crops(0))
   (loss, (metrics,)), _ = grads_of(loss_fn, state, batch)
-  outputs = jax.jit(loss_fn.outputs)(state.params, batch, KEY, state)
+  encode = jax.jit(lambda *x: loss_fn.outputs(loss_fn.encode(*x)))
+  outputs = encode(state.params, batch, KEY, state)
   student, teacher = (np.asarray(x, np.float64) for x in outputs)
   np.testing.assert_allclose((student**2).sum(-1), 1, rtol=1e-5)
   pairs = [(g, v) for g in range(2) for v in range(5) if g != v]

@@ -24,9 +24,9 @@ def test_the_teacher_of_the_example_follows_the_student(tmp_path):
   method = runpy.run_path(str(tmp_path / 'mine.py'))['Tokens']
   model = tiny.vit(embedding=PatchEmbedding(4, mask_token=True))
   made = method(model, preprocess=Normalize(), momentum=0.9)
-  objective = made.of_run(Timeline(4, 40, total_steps=2))
-  tx = optax.adam(1e-2)
   images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
+  objective = made.of_run(Timeline(4, 40, total_steps=2), images)
+  tx = optax.adam(1e-2)
   state = init_state(
     jax.random.key(0), model=model, images=images, tx=lambda _: tx, ema=True
   )

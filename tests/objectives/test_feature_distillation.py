@@ -197,9 +197,9 @@ def test_the_whole_batch_is_mixed_with_a_permutation_of_it(teacher_file):
 def test_the_queue_follows_from_the_number_of_images(teacher_file):
   sizes = {1: 2, 50: 16, 4000: 1024, 20_000: 8192, 10**7: 8192}
   assert {n: queue_length(n) for n in sizes} == sizes
-  loss_fn = make(teacher_file, queue=None).of_run(Timeline(8, 50))
+  loss_fn = make(teacher_file, queue=None).of_run(Timeline(8, 50), None)
   assert loss_fn.carried().shape == (16, 12)
-  assert make(teacher_file).of_run(Timeline(8, 50)).queue == 12
+  assert make(teacher_file).of_run(Timeline(8, 50), None).queue == 12
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,17 @@ from vit_jax import tree
 from vit_jax.durations import Timeline, steps
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import NoPooling
+from vit_jax.objectives.block_masks import BlockMasks
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.colours import Colour, OfViews, Views
-from vit_jax.objectives.dino import Dino, DinoHead, SimDino
+from vit_jax.objectives.dino import (
+  Centre,
+  Dino,
+  DinoHead,
+  SimDino,
+  SinkhornKnopp,
+)
+from vit_jax.objectives.dinov2 import DinoV2
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
 from vit_jax.objectives.mae import Decoder, Mae
 from vit_jax.objectives.masked_patches import Task, masked_patches
@@ -24,6 +32,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (4, 2, 8, 8, 3), np.uint8)
 LABELS = np.float32([[1, 0], [0.5, 0.5], [0.3, 0.7], [0, 1]])
 PIXELS, BRIGHT = Normalize(100.0, 50.0), Normalize(80.0, 50.0)
 MODEL = tiny.vit(width=8, num_classes=0)
+MASKED = MODEL.clone(embedding=PatchEmbedding(2, mask_token=True))
 PLAIN = Colour(flip=0, jitter_probability=0, grey=0, blur=0)
 FLIPPED = Colour(flip=1, jitter_probability=0, grey=0, blur=0)
 HEAD, PROJECTOR = DinoHead(5, 6, 4), Projector(4, (3,), 2)
@@ -86,7 +95,7 @@ def row(make, options, within=lambda x: x, **more):
       teacher_temperature=(0.08, 0.06),
       warmup_teacher_temperature=(0.05, 0.03),
       teacher_warmup=(steps(6), steps(4)),
-      centre_momentum=(0.8, 0.7),
+      centre=(Centre(0.8), Centre(0.7)),
       freeze_last_layer=(steps(4), None),
     ),
     row(
@@ -95,6 +104,33 @@ def row(make, options, within=lambda x: x, **more):
       head=(DinoHead(None, 6, 4), DinoHead(None, 6, 3)),
       eps=(0.1, 0.2),
       coefficient=(2.0, 3.0),
+    ),
+    row(
+      DinoV2,
+      TEACHER | {'model': (MASKED, MASKED.clone(depth=2))},
+      head=(HEAD, DinoHead(4, 6, 4)),
+      patch_head=(HEAD, None),
+      student_temperature=(0.2, 0.3),
+      teacher_temperature=(0.08, 0.06),
+      warmup_teacher_temperature=(0.05, 0.03),
+      teacher_warmup=(steps(6), steps(4)),
+      centre=(SinkhornKnopp(2), SinkhornKnopp(1)),
+      freeze_last_layer=(steps(4), None),
+      masks=(BlockMasks(0.3), BlockMasks(0.7)),
+      patch_weight=(0.5, 0.7),
+      koleo_weight=(0.2, 0.3),
+    ),
+    row(
+      BlockMasks,
+      {
+        **{'views': (0.3, 0.7), 'least': (0.2, 0.6), 'most': (0.8, 0.9)},
+        **{'aspect': (0.4, 1.0), 'block': (2, 1)},
+      },
+      lambda x: DinoV2(
+        MASKED,
+        **GIVEN | {'head': HEAD, 'patch_head': HEAD},
+        **{'timeline': TIMELINE, 'masks': x},
+      ),
     ),
     row(
       DinoHead,

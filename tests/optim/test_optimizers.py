@@ -17,7 +17,7 @@ import tiny
 from options import all_set
 
 from vit_jax import tree
-from vit_jax.durations import Timeline
+from vit_jax.durations import Timeline, steps
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
 from vit_jax.parallel import sharding
@@ -358,6 +358,37 @@ def test_frozen_leaves_stay_and_do_not_count_in_the_norm():
     np.testing.assert_allclose(update, expected, atol=5e-7)
 
 
+def test_thawed_parameters_begin_anew_at_the_rate_of_their_step():
+  """AdamW by its formula. Before, they do not move, or count in the norm."""
+  params = make_tree(small=True)
+  waits = lambda path: not path.startswith('head/')  # noqa: E731
+  fields = {'freeze': ['(?!head/).*'], 'thaw': steps(2), 'clip_norm': 0.5}
+  rule = functools.partial(optax.adamw, weight_decay=0.1)
+  optimizer = Optimizer(rule, final_weight_decay=0.3, **fields)
+  timeline = Timeline(1, 4, total_steps=4)
+  tx = optimizer(params, rate, timeline)
+  flat = {k: np.float64(x) for k, x in tree.flatten(params).items()}
+  moments = {k: (0.0, 0.0) for k in flat}
+  for i in range(4):
+    trained = {k for k in flat if i >= 2 or not waits(k)}
+    grads = tree.flatten(make_tree(100 + i, small=True))
+    norm = np.sqrt(sum((grads[k] ** 2).sum() for k in trained))
+    decay = 0.3 - 0.1 * (1 + np.cos(np.pi * i / 4))
+    for k in trained:
+      g, t = grads[k] * min(1, 0.5 / norm), i + 1 - 2 * waits(k)
+      m, v = (
+        b * x + (1 - b) * y
+        for b, x, y in zip((0.9, 0.999), moments[k], (g, g**2))
+      )
+      moments[k] = m, v
+      move = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+      flat[k] -= 0.1 * (i + 1) / 4 * (move + decay_of(k, decay) * flat[k])
+    found = run(tx, i + 1, small=True)
+    assert_close(found, flat, 3e-6)
+    for k in flat.keys() - trained:
+      np.testing.assert_array_equal(found[k], tree.flatten(params)[k])
+
+
 @pytest.mark.parametrize('name', RULES)
 def test_frozen_parameters_take_no_memory(name):
   params = make_tree(scan=True)
@@ -367,11 +398,11 @@ def test_frozen_parameters_take_no_memory(name):
 
 
 def test_layer_decay_and_decay_mask_are_timms(timm_training):
-  ours = ['map_head/probe', 'pre_logits/kernel']  # part of timm's head
+  ours = ['map_head/probe', 'pre_logits/kernel', 'objective/fc1/kernel']
   paths = [*timm_training['path'], *ours]
   params = tree.unflatten(dict.fromkeys(paths, np.zeros(1)))
   factors = tree.flatten(LayerDecay(0.75).factors(params))
-  assert [factors[path] for path in ours] == [1, 1]
+  assert [factors[path] for path in ours] == [1, 1, 1]
   mask = tree.flatten(tree.mask(optim.KERNELS, params))
   for i, path in enumerate(timm_training['path']):
     factor = 1 if path.startswith('norm/') else timm_training['factor'][i]
@@ -448,6 +479,7 @@ ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
   [
     (ADAMW, {'freeze': ['heads/.*']}, 'optimizer.freeze'),
     (ADAMW, {'freeze': ['.*']}, 'optimizer.freeze'),
+    (ADAMW, {'thaw': steps(1)}, 'optimizer.freeze'),
     (ADAMW, {'decay_mask': ['kernel']}, 'optimizer.decay_mask'),
     (ADAMW, {'lr_multipliers': [('x', 2.0)]}, 'optimizer.lr_multipliers'),
     (ADAMW, {'decay_multipliers': [('x', 2.0)]}, 'optimizer.decay_multipliers'),

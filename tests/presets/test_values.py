@@ -386,6 +386,14 @@ WITHOUT_LABELS = {
     'objective.head.norm_last_layer': False,
   }),
   'simdino': ('B/16', 512, 100, 10, 5e-4 * 2, 0.02, {}),
+  'dinov2': ('L/16', 2048, 200, 20, 4e-3 * 2**0.5, 0.02, {
+    'objective.teacher_temperature': 0.07,
+    'objective.momentum': 0.992,
+    'objective.teacher_warmup_epochs': 60,
+    'model.stochastic_depth': 0.3,
+    'optimizer.final_weight_decay': 0.4,
+    'optimizer.layer_decay.rate': 0.9,
+  }),
   'mae': ('B/16', 4096, 1600, 40, 1.5e-4 * 16, None, {}),
   'lejepa': ('L/14', 512, 100, 5, 5e-4, 0.02, {
     'objective.regularizer.weight': 0.05,
@@ -406,12 +414,13 @@ def test_learning_without_labels(method):
   assert [config.data.batch_size, config.total_epochs, warmup] == values
   assert config.schedule.lr == pytest.approx(lr)
   block = {'mlp': {'form': 'exact'}, 'init_std': std}
+  block |= {'layerscale_init': 1e-5} if method == 'dinov2' else {}
   assert config.model.block.to_dict() == block
   assert config.model.embedding.init_std == std
   assert config.preprocess.std == (58.395, 57.12, 57.375)
   assert {x: operator.attrgetter(x)(config) for x in parts} == parts
   crop = config.data.transforms[0]
-  counts = {'dino': 8, 'simdino': 10, 'lejepa': 6}
+  counts = {'dino': 8, 'dinov2': 8, 'simdino': 10, 'lejepa': 6}
   assert crop.get('local_count') == counts.get(method)
   assert crop.get('method') == ('torch' if method == 'mae' else None)
   # A longer run has the same warm-up, another model is built if it is named.
@@ -449,7 +458,10 @@ CONTRADICTIONS = {  # the error names the last word
   'pretrain_bit': 'imagenet21k,R50x1,folder',
   'pretrain_augreg': 'imagenet21k,folder imagenet,L/16,none,faults',
   'masked_patches': 'folder',
-  'pretrain_folder': 'mae,local=96 dino,imagenet,labels lejepa,folder',
+  'pretrain_folder': """
+    mae,local=96 dino,imagenet,labels lejepa,folder lejepa,anchor
+    mae,from_weights,anchor
+  """,
   'deit': 'deit,L/16',
   'scaling': 'data,fig3,b/32 data,B/16 compute,R200x3',
   'evaluate': 'fewshot,flip',

@@ -249,7 +249,7 @@ class OfViews(Objective):
   def init(self, rng, images):
     return {'scale': jnp.ones(())}
 
-  def of_run(self, timeline):
+  def of_run(self, timeline, images):
     return dataclasses.replace(self, timeline=timeline)
 
   def __call__(self, params, batch, rng, context):

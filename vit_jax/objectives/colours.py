@@ -6,17 +6,20 @@ on the place of its example in the global batch, so the mesh changes nothing.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.step import Objective
+from vit_jax.objectives.encode import encode
+from vit_jax.step import Context, Objective
 from vit_jax.types import (
+  Array,
   Batch,
   Fraction,
   NonNegative,
+  Outputs,
   Params,
   Positive,
   Preprocess,
@@ -150,9 +153,23 @@ DINO = Views()
 LEJEPA = Views((Colour(solarize=0.2),), Colour(solarize=0.2))  # its README
 
 
+class Seen(NamedTuple):
+  """The arguments of a call, and the features of the views by name."""
+
+  params: Params
+  batch: Batch
+  rng: Array
+  context: Context
+  features: dict[str, dict[str, jax.Array]]
+
+
 @dataclasses.dataclass(frozen=True)
 class OfViews(Objective):
-  """Base of the objectives that compare views of an image."""
+  """Base of the objectives that compare views of an image.
+
+  A subclass has the loss of what `encode` returns. A wrapper can use the same
+  features, as anchor.py does.
+  """
 
   model: Any
   _: dataclasses.KW_ONLY
@@ -161,6 +178,33 @@ class OfViews(Objective):
 
   def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
     return self.views.prepare(batch, rng)
+
+  def large(self, batch: Batch) -> dict[str, Any]:
+    """Return options of `encode.encode` for the large views."""
+    return {}
+
+  def encode(
+    self, params: Params, batch: Batch, rng: Array, context: Context
+  ) -> Seen:
+    """Return the features of 'image', the large views, and of 'local'."""
+    options: dict[str, Any] = {'image': self.large(batch), 'local': {}}
+    found = {
+      name: encode(
+        self.model, params, self.preprocess(batch[name]), key, **options[name]
+      )
+      for name, key in zip(options, jax.random.split(rng))
+      if name in batch
+    }
+    return Seen(params, batch, rng, context, found)
+
+  def loss(self, seen: Seen) -> Outputs:
+    """Return what a call returns."""
+    raise NotImplementedError
+
+  def __call__(
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
+    return self.loss(self.encode(params, batch, rng, context))
 
   def pictures(
     self, params: Params, batch: Batch, rng: jax.Array

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax import tree
 from vit_jax.durations import Duration, epochs
 from vit_jax.models.layers import GELU, matmul
-from vit_jax.objectives.colours import OfViews
+from vit_jax.objectives.colours import OfViews, Seen
 from vit_jax.objectives.ema_teacher import EmaTeacher
 from vit_jax.objectives.encode import encode
 from vit_jax.step import Context
@@ -68,6 +69,56 @@ class DinoHead:
     return x @ (last['kernel'] / lengths) * last.get('length', 1.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Centre:
+  """Targets of DINO: an EMA of teacher outputs is subtracted before softmax.
+
+  Attributes:
+    momentum: decay of this EMA, the centre.
+  """
+
+  momentum: Rate = 0.9
+
+  whole_batch = False
+
+  def carried(self, outputs: int) -> jax.Array:
+    """Return the first centre, [1, 1, K]."""
+    return jnp.zeros((1, 1, outputs))
+
+  def __call__(
+    self, teacher: jax.Array, temperature: Array, centre: Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Return the targets of teacher outputs, [B, G, K], and the next centre."""
+    keep, mean = self.momentum, jnp.mean(teacher, (0, 1), keepdims=True)
+    targets = jax.nn.softmax((teacher - centre) / temperature)
+    return targets, keep * centre + (1 - keep) * mean
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkhornKnopp:
+  """Targets of SwAV and DINOv2: all prototypes are used equally often.
+
+  exp(outputs / temperature) is scaled to equal sums of prototypes, then of
+  views, in turn. All views of the global batch count. It needs no centre.
+  """
+
+  iterations: Count = 3
+
+  whole_batch = True
+
+  def carried(self, outputs: int) -> None:
+    return None
+
+  def __call__(
+    self, teacher: jax.Array, temperature: Array, centre: None = None
+  ) -> tuple[jax.Array, None]:
+    logs, sums = teacher / temperature, jax.scipy.special.logsumexp
+    for _ in range(self.iterations):  # logarithms cannot overflow
+      logs -= sums(logs, axis=(0, 1), keepdims=True)
+      logs -= sums(logs, axis=2, keepdims=True)
+    return jnp.exp(logs), None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelfDistillation(EmaTeacher, OfViews):
   """Student, teacher and head; a subclass has the loss."""
@@ -78,20 +129,21 @@ class SelfDistillation(EmaTeacher, OfViews):
     out, _ = jax.eval_shape(self.model.init_with_output, rng, images)
     return self.head.init(rng, out.shape[-1])
 
-  def outputs(
+  def encode(
     self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> tuple[jax.Array, jax.Array]:
+  ) -> Seen:
+    """Return the features of the views, and 'teacher': of its large views."""
+    seen = super().encode(params, batch, rng, context)
+    images = self.preprocess(batch['image'])
+    seen.features['teacher'] = encode(self.model, context.ema, images)
+    return seen
+
+  def outputs(self, seen: Seen) -> tuple[jax.Array, jax.Array]:
     """Return the outputs of student, [B, V, K], and teacher, [B, G, K]."""
-    names = [x for x in ('image', 'local') if x in batch]
-    views = [self.preprocess(batch[x]) for x in names]
-
-    def represent(params, *images_and_rng):
-      return encode(self.model, params, *images_and_rng)['pre_logits']
-
-    found = map(represent, [params] * 2, views, jax.random.split(rng))
-    student = self.head(params['objective'], jnp.concatenate([*found], axis=1))
-    targets = represent(context.ema, views[0])
-    return student, self.head(context.ema['objective'], targets)
+    *views, teacher = (x['pre_logits'] for x in seen.features.values())
+    views = jnp.concatenate(views, axis=1)
+    student = self.head(seen.params['objective'], views)
+    return student, self.head(seen.context.ema['objective'], teacher)
 
 
 def compare(teacher: jax.Array, student: jax.Array) -> jax.Array:
@@ -112,7 +164,7 @@ class Dino(SelfDistillation):
     teacher_temperature: it rises to this from warmup_teacher_temperature in
       each step (the paper's code: epoch) of teacher_warmup. Published ViT-S:
       from 0.04 to 0.07 in 30 epochs.
-    centre_momentum: decay of the EMA of teacher outputs, which is subtracted.
+    centre: converts teacher outputs to targets; or SinkhornKnopp.
     freeze_last_layer: how long prototypes have no gradient. Adam counts these
       steps, and weight decay acts in them, unlike in PyTorch.
   """
@@ -121,35 +173,44 @@ class Dino(SelfDistillation):
   teacher_temperature: Positive = 0.04
   warmup_teacher_temperature: Positive = 0.04
   teacher_warmup: Duration | None = None
-  centre_momentum: Rate = 0.9
+  centre: Centre | SinkhornKnopp = Centre()
   freeze_last_layer: Duration | None = epochs(1)
 
-  def carried(self) -> jax.Array:
-    return jnp.zeros((1, 1, self.head.outputs or 0))
+  whole_batch = property(lambda self: self.centre.whole_batch)  # type: ignore
 
-  def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
-  ) -> Outputs:
-    frozen = context.step < self.timeline.steps(self.freeze_last_layer)
-    head = dict(params['objective'])
-    head['last'] = jax.tree.map(
-      lambda x: jnp.where(frozen, jax.lax.stop_gradient(x), x), head['last']
-    )
-    params = {**params, 'objective': head}
-    student, teacher = self.outputs(params, batch, rng, context)
+  def carried(self) -> jax.Array | None:
+    return self.centre.carried(self.head.outputs or 0)
+
+  def temperature(self, step: Array) -> jax.Array:
+    """Return the temperature of the teacher."""
     warmup = max(1, self.timeline.steps(self.teacher_warmup))
     start, end = self.warmup_teacher_temperature, self.teacher_temperature
-    temperature = start + (end - start) * jnp.minimum(1, context.step / warmup)
-    targets = jax.nn.softmax((teacher - context.carried) / temperature)
+    return start + (end - start) * jnp.minimum(1, step / warmup)
+
+  def encode(
+    self, params: Params, batch: Batch, rng: Array, context: Context
+  ) -> Seen:
+    frozen = context.step < self.timeline.steps(self.freeze_last_layer)
+
+    def stop(path, x):
+      is_last = 'last' in path.split('/')
+      return jnp.where(frozen, jax.lax.stop_gradient(x), x) if is_last else x
+
+    heads = tree.map_with_path(stop, params['objective'])
+    return super().encode({**params, 'objective': heads}, batch, rng, context)
+
+  def loss(self, seen: Seen) -> Outputs:
+    student, teacher = self.outputs(seen)
+    temperature = self.temperature(seen.context.step)
+    targets, centre = self.centre(teacher, temperature, seen.context.carried)
     logs = jax.nn.log_softmax(student / self.student_temperature)
     loss, entropy = -compare(targets, logs), jax.scipy.special.entr
-    keep, mean = self.centre_momentum, jnp.mean(teacher, (0, 1), keepdims=True)
     metrics = {
       'loss': loss,
       'teacher_entropy': jnp.mean(jnp.sum(entropy(targets), axis=-1)),
       'batch_entropy': jnp.sum(entropy(jnp.mean(targets, (0, 1)))),
     }
-    return loss, metrics, keep * context.carried + (1 - keep) * mean
+    return loss, metrics, centre
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,10 +227,8 @@ class SimDino(SelfDistillation):
   coefficient: Positive = 1.0
   whole_batch = True
 
-  def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
-  ) -> Outputs:
-    student, teacher = self.outputs(params, batch, rng, context)
+  def loss(self, seen: Seen) -> Outputs:
+    student, teacher = self.outputs(seen)
     b, g, k = teacher.shape
     z = (student[:, :g] + teacher) / 2
     products = jnp.einsum('bgi,bgj->gij', z, z, precision='highest')

@@ -28,7 +28,9 @@ class EmaTeacher(Objective):
   momentum: Rate = 0.996
   timeline: Any = None
 
-  def of_run(self, timeline: Timeline) -> 'EmaTeacher':
+  def of_run(
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+  ) -> 'EmaTeacher':
     return dataclasses.replace(self, timeline=timeline)
 
   def ema_weight(self, step: jax.Array) -> jax.Array:  # type: ignore[override]

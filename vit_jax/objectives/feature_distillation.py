@@ -76,7 +76,9 @@ class FeatureDistillation(OfViews):
   def __post_init__(self) -> None:
     self.teacher.open(self.model)
 
-  def of_run(self, timeline: Timeline) -> 'FeatureDistillation':
+  def of_run(
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+  ) -> 'FeatureDistillation':
     queue = self.queue or queue_length(timeline.num_examples)
     return dataclasses.replace(self, queue=queue)
 

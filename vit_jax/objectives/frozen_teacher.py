@@ -15,6 +15,7 @@ from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.types import (
   MACHINE,
   Array,
+  FlatParams,
   Params,
   PathLike,
   PyTree,
@@ -24,46 +25,31 @@ from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
 
-@dataclasses.dataclass  # not frozen: runs never share what an old file said
-class FrozenTeacher:
-  """A model and its parameters, from a weights file.
+class FrozenModel:
+  """A model whose parameters are an argument of the train step.
 
-  The parameters are an argument of the train step, sharded by the rules of the
-  model. No checkpoint contains them, and no optimizer sees them. Dropout and
-  stochastic depth are off.
-
-  Attributes:
-    path: a workdir, a checkpoint, or weights of any format of formats.py.
-    options: more arguments of `formats.read`: step and ema of a workdir, trust,
-      what a file does not say, and fields of the model ({'scan': True}).
+  They are sharded by the rules of the model. No checkpoint contains them, and
+  no optimizer sees them. A resumed run compares them. A subclass has `read`,
+  and sets `model` and `images`, a ShapeDtypeStruct of its batches.
   """
 
-  path: Annotated[PathLike, MACHINE]  # the parameters are compared
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  model: Any
+  images: Any
+  class_names: Any = None  # must equal those of the data, if both are known
 
-  def open(self, student: Any) -> Weights:
-    """Read the model, which computes in the dtype of the student.
+  def read(self) -> FlatParams:
+    """Return the parameters of the weights, {path: array}."""
+    raise NotImplementedError
 
-    This sets `model`, whose attention `train` chooses, `images`, a
-    ShapeDtypeStruct of its batches, and `class_names`, which must equal the
-    names of the data, if both are known. Return Weights without parameters.
-    """
-    weights = formats.read(self.path, **self.options, values=False)
-    model, dtype = weights.model, getattr(student, 'dtype', None)
-    if dtype is not None and hasattr(model, 'dtype'):
-      model = model.clone(dtype=dtype)
-    self.model: Any = model
-    self.images = jax.ShapeDtypeStruct((1, *weights.image_shape), np.float32)
-    self.class_names: list[str] | None = None
-    self._preprocess = weights.preprocess
-    self._interpolation = transforms.antialiased(weights.transforms)
-    return weights
+  def fitted(self, shapes: FlatParams) -> FlatParams:
+    """Return the parameters for a model with these shapes."""
+    params = self.read()
+    return tree.stack_blocks(params) if tree.is_stacked(shapes) else params
 
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
-    params = formats.read(self.path, **self.options).params
     found = hashlib.sha256()
-    for path, array in sorted(tree.flatten(params).items()):
+    for path, array in sorted(self.read().items()):
       found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
       found.update(np.ascontiguousarray(array).tobytes())
     return {'weights': found.hexdigest()[:16]}
@@ -80,16 +66,49 @@ class FrozenTeacher:
 
   def load(self, abstract_params: PyTree) -> Params:
     """Return the parameters, sharded like `abstract_params`."""
-    params = formats.read(self.path, **self.options).params
-    if getattr(self.model, 'scan', False):
-      params = tree.stack_blocks(params)
 
     def place(array, like):
       return jax.make_array_from_callback(
         like.shape, like.sharding, lambda index: np.asarray(array)[index]
       )
 
-    return jax.tree.map(place, tree.unflatten(params), abstract_params)
+    params = tree.unflatten(self.fitted(tree.flatten(abstract_params)))
+    return jax.tree.map(place, params, abstract_params)
+
+
+@dataclasses.dataclass  # not frozen: runs never share what an old file said
+class FrozenTeacher(FrozenModel):
+  """A model and its parameters, from a weights file.
+
+  Dropout and stochastic depth are off.
+
+  Attributes:
+    path: a workdir, a checkpoint, or weights of any format of formats.py.
+    options: more arguments of `formats.read`: step and ema of a workdir, trust,
+      what a file does not say, and fields of the model ({'scan': True}).
+  """
+
+  path: Annotated[PathLike, MACHINE]  # the parameters are compared
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def open(self, student: Any) -> Weights:
+    """Read the model, which computes in the dtype of the student.
+
+    This sets `model`, whose attention `train` chooses, and `images`. Return
+    Weights without parameters.
+    """
+    weights = formats.read(self.path, **self.options, values=False)
+    model, dtype = weights.model, getattr(student, 'dtype', None)
+    if dtype is not None and hasattr(model, 'dtype'):
+      model = model.clone(dtype=dtype)
+    self.model = model
+    self.images = jax.ShapeDtypeStruct((1, *weights.image_shape), np.float32)
+    self._preprocess = weights.preprocess
+    self._interpolation = transforms.antialiased(weights.transforms)
+    return weights
+
+  def read(self) -> FlatParams:
+    return formats.read(self.path, **self.options).params
 
   def convert(self, images: Array) -> jax.Array:
     """Return float images of the teacher, from [B, H, W, C] in 0..255.

@@ -17,10 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.objectives.colours import LEJEPA, OfViews, Views
-from vit_jax.objectives.encode import encode
-from vit_jax.step import Context
-from vit_jax.types import Array, Batch, Count, Fraction, Outputs, Params
+from vit_jax.objectives.colours import LEJEPA, OfViews, Seen, Views
+from vit_jax.types import Count, Fraction, Outputs, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,16 +128,10 @@ class LeJepa(OfViews):
     x, _ = jax.eval_shape(self.model.init_with_output, rng, images)
     return self.projector.init(rng, x.shape[-1])
 
-  def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
-  ) -> Outputs:
-    """Return (loss, metrics) of a batch of MultiCrop."""
-    rng, *rngs = jax.random.split(rng, 3)
-    names = [x for x in ('image', 'local') if x in batch]
-    views = [self.preprocess(batch[x]) for x in names]
-    encoded = [encode(self.model, params, *x) for x in zip(views, rngs)]
-    x = [each['pre_logits'] for each in encoded]
-    z = self.projector(params['objective'], jnp.concatenate(x, axis=1))
+  def loss(self, seen: Seen) -> Outputs:
+    *_, rng = jax.random.split(seen.rng, 3)  # the others are of the views
+    x = [each['pre_logits'] for each in seen.features.values()]
+    z = self.projector(seen.params['objective'], jnp.concatenate(x, axis=1))
     centre = jnp.mean(z[:, : x[0].shape[1]], axis=1, keepdims=True)
     invariance = jnp.mean((z - centre) ** 2)
     slices = draw(rng, z.shape[-1], self.regularizer.slices)

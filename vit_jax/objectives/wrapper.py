@@ -1,16 +1,53 @@
-"""Objectives of labels around others."""
+"""Objectives around others."""
 
 import dataclasses
 from typing import Any
 
 import jax
 
-from vit_jax.step import Labelled, as_objective
-from vit_jax.types import Batch, LossFn, Outputs, UserError
+from vit_jax.durations import Timeline
+from vit_jax.step import Labelled, Objective, as_objective
+from vit_jax.types import Batch, LossFn, Outputs, Params, UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Wrapper(Labelled):
+class Around(Objective):
+  """An objective around any other; a subclass changes a part."""
+
+  inner: Any
+
+  activation = property(lambda self: self.inner.activation)  # type: ignore
+  kinds = property(lambda self: self.inner.kinds)  # type: ignore
+  teacher = property(lambda self: self.inner.teacher)
+  whole_batch = property(lambda self: self.inner.whole_batch)  # type: ignore
+  ema_weight = property(lambda self: self.inner.ema_weight)  # type: ignore
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
+    return self.inner(*args, **kwargs)
+
+  def of_run(
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+  ) -> 'Around':
+    inner = self.inner.of_run(timeline, images)
+    return dataclasses.replace(self, inner=inner)
+
+  def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
+    return self.inner.init(rng, images)
+
+  def carried(self) -> Any:
+    return self.inner.carried()
+
+  def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
+    return self.inner.prepare(batch, rng)
+
+  def pictures(
+    self, params: Params, batch: Batch, rng: jax.Array
+  ) -> dict[str, jax.Array]:
+    return self.inner.pictures(params, batch, rng)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Wrapper(Around, Labelled):
   """An objective of labels around another; a subclass changes a part."""
 
   inner: LossFn
@@ -23,14 +60,3 @@ class Wrapper(Labelled):
         f'{type(inner).__name__} has none. Leave the wrapper out.'
       )
     object.__setattr__(self, 'inner', inner)
-
-  activation = property(lambda self: self.inner.activation)  # type: ignore
-  kinds = property(lambda self: self.inner.kinds)  # type: ignore
-  teacher = property(lambda self: self.inner.teacher)
-  whole_batch = property(lambda self: self.inner.whole_batch)  # type: ignore
-
-  def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
-    return self.inner(*args, **kwargs)
-
-  def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
-    return as_objective(self.inner).prepare(batch, rng)

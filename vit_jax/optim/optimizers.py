@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from vit_jax import tree
-from vit_jax.durations import Timeline
+from vit_jax.durations import Duration, Timeline
 from vit_jax.optim.schedules import Schedule
 from vit_jax.types import (
   Count,
@@ -51,7 +51,7 @@ Rule = Callable[..., optax.GradientTransformation]
 class LayerDecay:
   """Layer-wise learning-rate decay: rate ** (distance to the head).
 
-  The head and the final norm have factor 1, the last block `rate`, the first of
+  Heads and the final norm have factor 1, the last block `rate`, the first of
   L blocks rate**L, and everything before it (patch, class and position
   embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory). timm differs
   in the final norm, which has the factor `rate` there.
@@ -73,7 +73,7 @@ class LayerDecay:
       )
 
     def factor(path, leaf):
-      if re.match('(norm|pre_logits|map_head|head)/', path):
+      if re.match('(norm|pre_logits|map_head|head|objective)/', path):
         return 1.0
       if tree.is_stacked([path]):
         powers = self.rate ** (depth - np.arange(depth, dtype=np.float32))
@@ -99,6 +99,8 @@ class Optimizer:
     final_weight_decay: weight decay at the end of the run, which it reaches on
       half a cosine (DINO: from 0.04 to 0.4); None: it stays as it is.
     freeze: path rules of parameters that are not trained and take no memory.
+    thaw: time after which they are trained, too; None: never. They then begin
+      with a new state, at the rate of that step: new heads warm up first.
     lr_multipliers: ((path rule, factor), ...); the first match counts. The
       factor scales the whole update, including decoupled weight decay.
     layer_decay: layer-wise learning-rate decay, or None.
@@ -110,6 +112,7 @@ class Optimizer:
   decay_multipliers: Multipliers = ()
   final_weight_decay: NonNegative | None = None
   freeze: Sequence[PathRule] = ()
+  thaw: Duration | None = None
   lr_multipliers: Multipliers = ()
   layer_decay: LayerDecay | None = None
 
@@ -121,7 +124,7 @@ class Optimizer:
   ) -> optax.GradientTransformation:
     """Return the optax transformation for parameters, real or abstract.
 
-    Only `final_weight_decay` needs the timeline of the run.
+    Only `final_weight_decay` and `thaw` need the timeline of the run.
     """
     lr_factors = _first_factors(self, 'lr_multipliers', params)
     decay_factors = _first_factors(self, 'decay_multipliers', params)
@@ -132,23 +135,41 @@ class Optimizer:
         f'optimizer.freeze={tuple(self.freeze)} matches every parameter. Leave '
         "out those that are to be trained, as in '(?!head/).*'."
       )
-    parts = [self._apply_rule(params, learning_rate, decay_factors, timeline)]
+    if self.thaw is not None and not self.freeze:
+      raise UserError(
+        f'optimizer.thaw={self.thaw} ends freeze, which is empty. Set '
+        'optimizer.freeze to path rules, or leave thaw out.'
+      )
+    rule = functools.partial(
+      self._apply_rule, params, learning_rate, decay_factors, timeline
+    )
+    parts = [rule()]
     if self.clip_norm is not None:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
+    labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
+    if self.thaw is not None:
+      thaw, same = timeline.steps(self.thaw), optax.identity()
+      apart = functools.partial(_apart, labels, thaw)
+      # Gradients of frozen parameters do not count in the norm.
+      parts = [apart(same, same), *parts[:-1], apart(rule(), rule(since=thaw))]
     if self.layer_decay is not None:
       by_layer = self.layer_decay.factors(params)
       lr_factors = jax.tree.map(np.multiply, lr_factors, by_layer)
     if self.lr_multipliers or self.layer_decay is not None:
       parts.append(_scale_by(lr_factors))
     tx = optax.chain(*parts)
-    if self.freeze:
-      labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
+    if self.freeze and self.thaw is None:
       groups = {'trained': tx, 'frozen': optax.set_to_zero()}
       tx = optax.partition(groups, labels)
     return tx
 
-  def _apply_rule(self, params, learning_rate, decay_factors, timeline):
-    """Return the rule for each group of parameters with the same decay."""
+  def _apply_rule(
+    self, params, learning_rate, decay_factors, timeline, since=0
+  ):
+    """Return the rule for each group of parameters with the same decay.
+
+    Its first step is step `since` of the run.
+    """
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
     arguments = {**getattr(self.rule, 'keywords', {})}
     if 'mask' in inspect.signature(rule).parameters:
@@ -162,7 +183,9 @@ class Optimizer:
       )
     if self.final_weight_decay is not None:
       start, end = arguments['weight_decay'], self.final_weight_decay
-      arguments['weight_decay'] = Schedule(start, end_lr=end)(timeline)
+      decay = Schedule(start, end_lr=end)(timeline)
+      arguments['weight_decay'] = _later(decay, since)
+    learning_rate = _later(learning_rate, since)
     if not self.decay_multipliers:
       return rule(learning_rate, **arguments)
     decay = arguments['weight_decay']
@@ -174,6 +197,20 @@ class Optimizer:
     }
     labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', decay_factors)
     return optax.partition(groups, labels)
+
+
+def _apart(labels, thaw, trained, waiting):
+  """Return two transformations by label; 'frozen' waits for the step `thaw`.
+
+  Until then its updates are 0, and its state stays.
+  """
+  waiting = optax.conditionally_mask(waiting, lambda n: n >= thaw)
+  return optax.partition({'trained': trained, 'frozen': waiting}, labels)
+
+
+def _later(value, steps):
+  """Return a schedule that begins at a later step; a number stays."""
+  return (lambda n: value(n + steps)) if callable(value) else value
 
 
 def _times(factor, decay):

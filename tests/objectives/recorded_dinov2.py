@@ -1,0 +1,109 @@
+"""The steps of golden/record_dinov2.py, taken by this package."""
+
+import dataclasses
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import record_dinov2 as recorder
+
+from vit_jax import tree
+from vit_jax.durations import Timeline, steps
+from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives.anchor import Anchored
+from vit_jax.objectives.colours import Colour, Views
+from vit_jax.objectives.dino import DinoHead
+from vit_jax.objectives.dinov2 import DinoV2
+from vit_jax.step import TrainState, train_step
+
+HEAD = DinoHead(recorder.OUTPUTS, recorder.HIDDEN, recorder.BOTTLENECK, False)
+MODEL = VisionTransformer(
+  width=recorder.WIDTH,
+  depth=recorder.DEPTH,
+  mlp_dim=2 * recorder.WIDTH,
+  num_heads=recorder.HEADS,
+  embedding=PatchEmbedding(recorder.PATCH, mask_token=True),
+  num_classes=0,
+)
+PLAIN = Colour(flip=0, jitter_probability=0, grey=0, blur=0)
+low, high = recorder.TEMPERATURES
+FIELDS = {
+  'preprocess': Normalize(),
+  'views': Views((PLAIN,), PLAIN),
+  'head': HEAD,
+  'patch_head': HEAD,
+  'timeline': Timeline(recorder.BATCH, 2 * recorder.BATCH, recorder.STEPS),
+  'momentum': recorder.MOMENTUM,
+  'student_temperature': recorder.STUDENT,
+  'warmup_teacher_temperature': low,
+  'teacher_temperature': high,
+  'teacher_warmup': steps(recorder.WARMUP),
+  'freeze_last_layer': None,
+  'patch_weight': recorder.PATCH_WEIGHT,
+  'koleo_weight': recorder.KOLEO,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Given(DinoV2):
+  """DinoV2 that hides the patches that the batch says."""
+
+  def prepare(self, batch, rng):
+    return batch | {x: jnp.float32(batch[x]) for x in ('image', 'local')}
+
+
+def parameters(seed=0):
+  found = jax.tree.map(jnp.asarray, recorder.weights(seed))
+  return tree.unflatten(found)
+
+
+def compare(golden, anchored=False):
+  """Check losses, terms, first gradients and last parameters.
+
+  Returns the largest relative errors of the first loss and gradient, and of
+  all losses.
+  """
+  loss_fn, frozen = Given(MODEL, **FIELDS), ()
+  if anchored:
+    start = types.SimpleNamespace(model=MODEL)
+    options = {'weight': recorder.ANCHOR, 'clip': False}
+    loss_fn = Anchored(inner=loss_fn, start=start, **options)
+    frozen = (parameters(1),)
+  tx = optax.adamw(recorder.LR, eps=recorder.EPS, weight_decay=recorder.DECAY)
+  params = parameters()
+  state = TrainState(
+    step=jnp.int32(0),
+    params=params,
+    opt_state=tx.init(params),
+    rng=jax.random.key(0),
+    ema=jax.tree.map(lambda x: np.float32(0.9) * x, params),
+  )
+  make = functools.partial(
+    train_step, loss_fn=loss_fn, tx=tx, ema_weight=loss_fn.ema_weight
+  )
+  step, found = jax.jit(make), []
+  for i in range(recorder.STEPS):
+    state, metrics = step(state, recorder.crops(i), *frozen)
+    terms = sorted(
+      metrics.keys() & {'class_loss', 'patch_loss', 'koleo', 'anchor'}
+    )
+    found.append([metrics[x] for x in ('loss', *terms)])
+    if i == 0:  # AdamW's first moment is a tenth of the gradient
+      grads = tree.flatten(state.opt_state[0].mu)
+      largest = max(abs(x).max() for k, x in golden.items() if 'grad/' in k)
+      errors = {
+        path: abs(10 * np.float64(x) - golden[f'grad/{path}']).max() / largest
+        for path, x in grads.items()
+      }
+  errors = max(errors.values())
+  losses = abs(np.array(found, np.float64) / golden['losses'] - 1)
+  for path, x in tree.flatten(state.params).items():
+    if not path.endswith('key/bias'):  # no gradient but rounding
+      np.testing.assert_allclose(
+        x, golden[f'last/{path}'], 1e-4, 1e-5, err_msg=path
+      )
+  return losses[0].max(), errors, losses.max()

@@ -1,0 +1,190 @@
+"""An anchor: recorded numbers, other objectives, the frozen start, any mesh."""
+
+import functools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import on_mesh
+import optax
+import pytest
+import record_dinov2 as recorder
+import recorded_dinov2 as recorded
+import tiny
+from synthetic import Synthetic
+
+from vit_jax import tree
+from vit_jax.config import Provenance
+from vit_jax.data.pipeline import Data
+from vit_jax.data.transforms import MultiCrop
+from vit_jax.durations import Timeline, steps
+from vit_jax.models.layers import Normalize
+from vit_jax.models.pooling import ClassToken
+from vit_jax.models.resnet import ResNet
+from vit_jax.objectives.anchor import Start, anchored, similarities
+from vit_jax.objectives.dino import Dino, DinoHead
+from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
+from vit_jax.objectives.mae import Mae
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import sharding
+from vit_jax.runs.checkpoint import Checkpoints
+from vit_jax.runs.workdirs import ChangedRunError
+from vit_jax.step import Context
+from vit_jax.train import train
+from vit_jax.types import UserError
+from vit_jax.weights import formats
+from vit_jax.weights.surgery import InitFrom
+
+KEY = jax.random.key(0)
+MODEL = tiny.vit(num_classes=0)
+IMAGES = jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)
+TIMELINE = Timeline(4, 8, 10)
+PROJECTOR = Projector(8, (12, 10), 4)
+VIEWS = recorded.FIELDS['views']
+LEJEPA = functools.partial(LeJepa, projector=PROJECTOR, views=VIEWS)
+INNER = {
+  'lejepa': LEJEPA,
+  'visreg': functools.partial(LEJEPA, regularizer=Visreg(slices=8)),
+  'dino': functools.partial(Dino, head=DinoHead(16, 12, 6), views=VIEWS),
+}
+
+
+def test_losses_and_gradients_are_those_of_float64():
+  golden = tiny.golden('anchor')
+  first, gradient, all_steps = recorded.compare(golden, anchored=True)
+  assert first < 1e-6 and gradient < 1e-6 and all_steps < 1e-5
+
+
+@pytest.fixture(scope='module')
+def path(tmp_path_factory):
+  """Weights for images of another size, with a head."""
+  path = tmp_path_factory.mktemp('start') / 'weights.npz'
+  weights = tiny.weights(MODEL.clone(num_classes=3), (24, 24, 3))
+  formats.write(weights, path, 'vit_jax')
+  return str(path)
+
+
+def make(path, name, model=MODEL, **options):
+  made = anchored(
+    model,
+    preprocess=Normalize(),
+    objective=INNER[name],
+    start=Start(InitFrom(path)),
+    **options,
+  )
+  return made.of_run(TIMELINE, IMAGES)
+
+
+def batch_of(i):
+  crops = recorder.crops(i)
+  return {'image': crops['image'], 'local': crops['local'][:, :, :8, :8]}
+
+
+@pytest.mark.parametrize('name', INNER)
+def test_an_anchor_adds_to_any_objective_of_views(name, path):
+  """It is 0 for the start itself, whose table fits the crops."""
+  loss_fn = make(path, name, weight=2.0)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  start = loss_fn.teacher.load(loss_fn.teacher.abstract_params(mesh))
+  assert start['pos_embedding'].shape == (1, 4, 4, 16)
+  params = {**start, 'objective': loss_fn.init(KEY, IMAGES)}
+  moved = params | {'norm': {k: x + 0.5 for k, x in start['norm'].items()}}
+  batch = jax.tree.map(jnp.float32, batch_of(0))
+  call = jax.jit(lambda fn, *args: fn(*args)[:2], static_argnums=0)
+  context = Context(0, params, loss_fn.carried(), start)
+  _, same = call(loss_fn, params, batch, KEY, context)
+  np.testing.assert_allclose(same['anchor'], 0, atol=1e-12)
+  loss, metrics = call(loss_fn, moved, batch, KEY, context)
+  plain, _ = call(loss_fn.inner, moved, batch, KEY, context)
+  assert metrics['anchor'] > 1e-4
+  np.testing.assert_allclose(loss, plain + 2 * metrics['anchor'], rtol=1e-6)
+  clipped = make(path, name, weight=2.0, clip=True)
+  _, other = call(clipped, moved, batch, KEY, context)
+  assert 0 < other['anchor'] < metrics['anchor']
+  inner = loss_fn.inner
+  assert loss_fn.whole_batch == inner.whole_batch
+  assert (loss_fn.ema_weight is None) == (inner.ema_weight is None)
+
+
+def test_similarities_are_cosines_within_an_image():
+  tokens = np.random.default_rng(0).normal(size=(2, 3, 5, 4))  # a class token
+  tokens = tokens.astype(np.float32)
+  given = {'tokens': jnp.asarray(tokens), 'patches': tokens[:, :, 1:]}
+  found = similarities(given, False)
+  x = tokens[1, 2, 1:] / np.linalg.norm(tokens[1, 2, 1:], axis=-1)[:, None]
+  np.testing.assert_allclose(found[1, 2], x @ x.T, atol=1e-6)
+
+
+def test_any_mesh_gives_the_same(path):
+  found = []
+  for axes in ({'data': 1}, {'data': 2, 'fsdp': 2}):
+    rules = sharding.fsdp(min_elements=64) if 'fsdp' in axes else None
+    first = on_mesh.start(
+      MODEL,
+      make(path, 'lejepa'),
+      (16, 16, 3),
+      lambda params: optax.sgd(0.1),
+      axes,
+      rules=rules,
+    )
+    found.append(on_mesh.losses_of(*first, map(batch_of, range(3)))[1])
+  np.testing.assert_allclose(found[1], found[0], rtol=2e-5)
+
+
+def test_what_cannot_be_anchored_is_refused(path):
+  for model, objective, named in (
+    (ResNet(stages=(1,), num_classes=0), INNER['lejepa'], 'a ResNet'),
+    (MODEL, Mae, 'objective Mae'),
+  ):
+    with pytest.raises(UserError, match=named):
+      anchored(
+        model,
+        preprocess=Normalize(),
+        objective=objective,
+        start=Start(InitFrom(path)),
+      )
+  model = MODEL.clone(pooling=ClassToken(num_registers=2))
+  teacher = make(path, 'lejepa', model).teacher
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  with pytest.raises(UserError, match=r'(?s)do not fit.*registers'):
+    teacher.load(teacher.abstract_params(mesh))
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_by_bit_from_the_same_start_only(path, tmp_path):
+  """The trunk is frozen for a step; the start is not saved."""
+  source = Synthetic(image_size=20, num_classes=4, num_examples=32)
+  crop = MultiCrop(16, local_size=8, local_count=2)
+
+  def run(workdir, path=path, **options):
+    start = Start(InitFrom(path))
+    return train(
+      workdir,
+      model=MODEL.clone(dropout=0.5),
+      data=Data(source, 8, transforms=(crop,), labels=False),
+      objective=functools.partial(anchored, objective=LEJEPA, start=start),
+      optimizer=Optimizer(
+        optax.adamw, freeze=('(?!objective/).*',), thaw=steps(1)
+      ),
+      schedule=lambda timeline: lambda step: 1e-2,
+      total=steps(4),
+      init_from=InitFrom(path),
+      checkpoints=Checkpoints(every=steps(2)),
+      **options,
+    )
+
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  expected = run(whole)
+  shutil.copytree(whole, parts)
+  shutil.rmtree(parts / 'checkpoints' / '4')
+  resumed = run(parts)
+  jax.tree.map(np.testing.assert_array_equal, resumed.params, expected.params)
+  assert not any('teacher' in path for path in tree.flatten(expected))
+  other = tmp_path / 'other.npz'
+  weights = tiny.weights(MODEL, (24, 24, 3), seed=3)
+  formats.write(weights, other, 'vit_jax')
+  shutil.rmtree(parts / 'checkpoints' / '4')
+  allowed = Provenance(allow_changes=('init_from', 'objective.start.init_from'))
+  with pytest.raises(ChangedRunError, match=r'objective\.start\.weights'):
+    run(parts, str(other), provenance=allowed)

@@ -1,0 +1,170 @@
+"""DINOv2: recorded numbers in float64, masks, any mesh, what is refused."""
+
+import functools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import on_mesh
+import optax
+import pytest
+import record_dinov2 as recorder
+import recorded_dinov2 as recorded
+import tiny
+from synthetic import Synthetic
+
+from vit_jax.data.pipeline import Data
+from vit_jax.data.transforms import MultiCrop
+from vit_jax.durations import Timeline, steps
+from vit_jax.models.pooling import Mean, NoPooling
+from vit_jax.models.resnet import Hybrid, ResNet
+from vit_jax.objectives.block_masks import BlockMasks
+from vit_jax.objectives.dino import DinoHead, SinkhornKnopp
+from vit_jax.objectives.dinov2 import DinoV2, koleo
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import sharding
+from vit_jax.parallel.sharding import MeshSizes
+from vit_jax.runs.checkpoint import Checkpoints
+from vit_jax.step import Context
+from vit_jax.train import train
+from vit_jax.types import UserError
+
+KEY = jax.random.key(0)
+IMAGES = jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)
+
+
+def test_losses_and_gradients_are_those_of_float64():
+  first, gradient, all_steps = recorded.compare(tiny.golden('dinov2'))
+  assert first < 1e-6 and gradient < 1e-6 and all_steps < 1e-5
+
+
+def test_targets_are_balanced_for_outputs_of_any_size():
+  rng = np.random.default_rng(0)
+  outputs = rng.normal(size=(6, 2, 5)).astype(np.float32)
+  balance = jax.jit(SinkhornKnopp())
+  found, _ = balance(outputs, 0.1)
+  expected = recorder.sinkhorn(outputs.reshape(12, 5), 0.1)
+  np.testing.assert_allclose(found.reshape(12, 5), expected, 1e-4, 1e-6)
+  many, _ = jax.jit(SinkhornKnopp(iterations=10))(outputs, 2.0)
+  np.testing.assert_allclose(many.sum((0, 1)), 12 / 5, rtol=1e-3)
+  large, _ = balance(1000 * outputs, 0.1)
+  np.testing.assert_allclose(large.sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize('grid', [(14, 14), (3, 8), (1, 1)])
+def test_masks_are_blocks_and_evenly_spread(grid):
+  masks, n = BlockMasks(), grid[0] * grid[1]
+  hidden = np.asarray(jax.jit(masks, static_argnums=(1, 2))(KEY, 40, grid))
+  counts = hidden.sum(axis=1)
+  expected = np.linspace(0.1, 0.5, 41)[1::2] * n
+  assert sorted(counts) == [0] * 20 + [
+    max(1, int(round(x, 6))) for x in expected
+  ]
+  np.testing.assert_array_equal(np.sort(counts), masks.counts(40, n))
+  if n == 196:
+    # Of all neighbours of hidden patches, more are hidden than by chance.
+    views = hidden.reshape(40, *grid)[counts > 40]
+    both = (views[:, 1:] & views[:, :-1]).mean()
+    assert both > 0.55 * views.mean()
+    assert len({x.tobytes() for x in hidden}) == 21
+    # The order of masks in the batch is random.
+    assert 5 < (counts[:20] > 0).sum() < 15
+
+
+def test_koleo_of_equal_images_has_a_gradient():
+  x = jnp.ones((4, 2, 3)).at[0, 0, 1].set(2.0)
+  value, gradient = jax.jit(jax.value_and_grad(koleo))(x)
+  assert jnp.isfinite(value) and jnp.isfinite(gradient).all()
+  assert jnp.any(gradient != 0)
+
+
+def make(model=recorded.MODEL, **fields):
+  return DinoV2(model, **recorded.FIELDS | fields)
+
+
+def test_a_shared_head_is_that_of_class_tokens():
+  apart, shared = make(), make(patch_head=None)
+  params, batch = recorded.parameters(), recorder.crops(0)
+  heads = params['objective']
+  heads['patches'] = {k: x for k, x in heads.items() if k != 'patches'}
+  same = {'objective': {k: heads[k] for k in heads if k != 'patches'}}
+  shapes = [x.init(KEY, IMAGES).keys() for x in (apart, shared)]
+  assert shapes[0] - shapes[1] == {'patches'}
+  batch |= {x: jnp.float32(batch[x]) for x in ('image', 'local')}
+  losses = [
+    jax.jit(loss_fn)(given, batch, KEY, Context(0, given))[0]
+    for loss_fn, given in ((apart, params), (shared, params | same))
+  ]
+  np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def batches():
+  for i in range(3):
+    crops = recorder.crops(i)
+    yield {'image': crops['image'], 'local': crops['local'][:, :, :8, :8]}
+
+
+def test_any_mesh_gives_the_same():
+  found = []
+  for axes in ({'data': 1}, {'data': 2, 'fsdp': 2}):
+    rules = sharding.fsdp(min_elements=64) if 'fsdp' in axes else None
+    state, step = on_mesh.start(
+      recorded.MODEL,
+      make(),
+      (16, 16, 3),
+      lambda params: optax.sgd(0.5),
+      axes,
+      rules=rules,
+    )
+    found.append(on_mesh.losses_of(state, step, batches()))
+  (one, losses), (other, same) = found
+  np.testing.assert_allclose(same, losses, rtol=1e-5)
+  tiny.assert_trees_close(other.params, one.params, rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused_before_the_first_step():
+  timeline = Timeline(1, 8, 10)
+  with pytest.raises(UserError, match=r'batch_size=1.*koleo_weight=0'):
+    make().of_run(timeline, IMAGES)
+  make(koleo_weight=0.0).of_run(timeline, IMAGES)
+  assert make().whole_batch  # so that accum_steps is refused
+  for model in (
+    tiny.vit(num_classes=0),
+    recorded.MODEL.clone(pooling=NoPooling()),
+    recorded.MODEL.clone(embedding=Hybrid(1, True, stages=(1,))),
+    ResNet(stages=(1,), num_classes=0),
+  ):
+    with pytest.raises(UserError, match='mask_token=True'):
+      make(model)
+  model = recorded.MODEL.clone(pooling=Mean())
+  assert make(model).init(KEY, IMAGES)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_by_bit(tmp_path):
+  """Masks and heads, too, on any mesh."""
+  head = DinoHead(16, 12, 6)
+  crop = MultiCrop(12, local_size=8, local_count=2)
+  source = Synthetic(image_size=16, num_classes=4, num_examples=32)
+  run = functools.partial(
+    train,
+    model=recorded.MODEL.clone(depth=1, stochastic_depth=0.5),
+    data=Data(source, 8, transforms=(crop,), labels=False),
+    objective=functools.partial(DinoV2, head=head, patch_head=head),
+    optimizer=Optimizer(optax.adam),
+    schedule=lambda timeline: lambda step: 1e-2,
+    total=steps(4),
+    checkpoints=Checkpoints(every=steps(2)),
+    mesh=MeshSizes(data=2, fsdp=2, model=2),
+  )
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  expected = run(whole)
+  shutil.copytree(whole, parts)
+  shutil.rmtree(parts / 'checkpoints' / '4')
+  resumed = run(parts)
+  for name in ('params', 'ema'):
+    found = (getattr(x, name) for x in (resumed, expected))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+  with pytest.raises(ValueError, match='accum_steps=2'):
+    run(tmp_path / 'other', accum_steps=2)

@@ -1,0 +1,159 @@
+"""DINOv2 (arXiv 2304.07193): DINO, iBOT on hidden patches, and KoLeo.
+
+    loss = DINO + patch_weight * iBOT + koleo_weight * KoLeo
+
+The student sees half of the large views with blocks of patches hidden; the
+teacher, its EMA, sees all. DINO compares class tokens. iBOT compares the tokens
+of hidden patches, through a head of their own. KoLeo moves the class tokens of
+different images apart. Targets are balanced over the global batch.
+
+B images, G large views, n patches, M hidden ones in the batch, widths D and K.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from vit_jax.durations import Timeline
+from vit_jax.models.layers import batch_axes
+from vit_jax.models.pooling import NoPooling
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives.block_masks import BlockMasks
+from vit_jax.objectives.colours import Seen
+from vit_jax.objectives.dino import Dino, DinoHead, SinkhornKnopp
+from vit_jax.types import Batch, NonNegative, Outputs, Params, UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DinoV2(Dino):
+  """The loss of a ViT with embedding.mask_token, see above, and its terms.
+
+  Attributes:
+    masks: which patches are hidden from the student.
+    patch_head: head of the patches; None: that of the class tokens. Published:
+      one head for ViT-L on ImageNet, two for the large data set.
+  """
+
+  head: DinoHead = DinoHead(norm_last_layer=False)
+  centre: SinkhornKnopp = SinkhornKnopp()
+  masks: BlockMasks = BlockMasks()
+  patch_head: DinoHead | None = DinoHead(norm_last_layer=False)
+  patch_weight: NonNegative = 1.0
+  koleo_weight: NonNegative = 0.1
+
+  def __post_init__(self) -> None:
+    model = self.model
+    embedding, pooling = (
+      getattr(model, x, None) for x in ('embedding', 'pooling')
+    )
+    fits = isinstance(model, VisionTransformer) and embedding.reduction == 1
+    if not fits or isinstance(pooling, NoPooling) or not embedding.mask_token:
+      raise UserError(
+        f'DinoV2: the model is a {type(model).__name__} with pooling={pooling} '
+        f'and embedding={embedding}. It needs a VisionTransformer with a '
+        'pooling, patches of pixels and embedding.mask_token=True.'
+      )
+
+  def of_run(
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+  ) -> 'DinoV2':
+    if timeline.batch_size == 1 and self.koleo_weight:
+      raise UserError(
+        'KoLeo compares the images of a batch, and batch_size=1. Use a larger '
+        'batch, or --config.objective.koleo_weight=0.'
+      )
+    return dataclasses.replace(self, timeline=timeline)
+
+  def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
+    params = super().init(rng, images)
+    if self.patch_head is None:
+      return params
+    rng = jax.random.fold_in(rng, 1)
+    return {**params, 'patches': self.patch_head.init(rng, self.model.width)}
+
+  def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
+    """Change colours, and add 'hidden', bool [B, G, n]."""
+    views = batch['image'].shape[:2]
+    grid = self.model.embedding.grid(batch['image'].shape[2:])
+    hidden = self.masks(jax.random.fold_in(rng, 2), views[0] * views[1], grid)
+    batch = super().prepare(batch, rng)
+    return batch | {'hidden': hidden.reshape(*views, -1)}
+
+  def large(self, batch: Batch) -> dict[str, Any]:
+    hidden = batch['hidden'].reshape(-1, batch['hidden'].shape[-1])
+    places = jnp.arange(hidden.shape[1])[None]
+    return {'patch_sources': jnp.where(hidden, -1, places)}
+
+  def loss(self, seen: Seen) -> Outputs:
+    dino, metrics, _ = super().loss(seen)
+    patches = self.patch_loss(seen)
+    spread = koleo(seen.features['image']['pre_logits'])
+    loss = dino + self.patch_weight * patches + self.koleo_weight * spread
+    metrics |= {'class_loss': dino, 'patch_loss': patches, 'koleo': spread}
+    return loss, metrics | {'loss': loss}, None
+
+  def patch_loss(self, seen: Seen) -> jax.Array:
+    """Return the mean cross-entropy of hidden patches of a view, over views.
+
+    Views without a mask count as 0, as in the released code.
+    """
+    context, hidden = seen.context, seen.batch['hidden']
+    n, flat = hidden.shape[-1], hidden.reshape(-1)
+    counts = self.masks.counts(len(flat) // n, n)
+    (index,) = jnp.nonzero(flat, size=int(counts.sum()))
+    head = self.patch_head or self.head
+
+    def outputs(params, name):
+      tokens = seen.features[name]['tokens'][:, :, -n:]
+      rows = _split(tokens.reshape(-1, tokens.shape[-1])[index])
+      return head(params.get('patches', params), rows[None])
+
+    teacher = outputs(context.ema['objective'], 'teacher')
+    targets, _ = self.centre(teacher, self.temperature(context.step))
+    student = outputs(seen.params['objective'], 'image')
+    logs = jax.nn.log_softmax(student / self.student_temperature)
+    losses = -jnp.sum(targets * logs, axis=-1)[0]
+    weights = hidden / jnp.maximum(1, jnp.sum(hidden, axis=-1, keepdims=True))
+    return jnp.sum(losses * weights.reshape(-1)[index]) / len(counts)
+
+  def pictures(
+    self, params: Params, batch: Batch, rng: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Return the views of 8 images, with the hidden patches in grey."""
+    ((title, views),) = super().pictures(params, batch, rng).items()
+    batch = self.prepare({k: x[:8] for k, x in batch.items()}, rng)
+    shape = batch['image'].shape[:4]
+    grid = self.model.embedding.grid(shape[2:])
+    hidden = batch['hidden'].astype(jnp.uint8).reshape(*shape[:2], *grid)
+    hidden = jax.image.resize(hidden, shape, 'nearest')[..., None]
+    large = jnp.where(hidden, 128, views[:, : shape[1]])
+    return {title: views.at[:, : shape[1]].set(large.astype(jnp.uint8))}
+
+
+def koleo(x: jax.Array) -> jax.Array:
+  """Return the sum over views of the KoLeo loss of x [B, G, D].
+
+  It is the mean of -log(distance to the nearest other image), of vectors
+  divided by their lengths. The nearest has the largest inner product.
+  """
+  x = x.astype(jnp.float32)
+  x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
+  products = jnp.einsum('igd,jgd->gij', x, x, precision='highest')
+  itself = jnp.eye(len(x), dtype=bool)[None]
+  nearest = jnp.argmax(jnp.where(itself, -jnp.inf, products), axis=-1)
+  other = jnp.take_along_axis(x, nearest.T[..., None], axis=0)
+  # Equal images have no gradient instead of NaN.
+  distances = optax.safe_norm(x - other, 1e-12, axis=-1)
+  return -jnp.sum(jnp.mean(jnp.log(distances + 1e-8), axis=0))
+
+
+def _split(rows):
+  """Return rows [M, D], split over the devices, which would all have all."""
+  axes = batch_axes(jax.sharding.get_abstract_mesh())
+  if not axes:
+    return rows
+  return jax.lax.with_sharding_constraint(rows, PartitionSpec(axes))
