@@ -86,7 +86,7 @@ class Centre:
     return jnp.zeros((1, 1, outputs))
 
   def __call__(
-    self, teacher: jax.Array, temperature: Array, centre: Array
+    self, teacher: jax.Array, temperature: Array, centre: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """Return the targets of teacher outputs, [B, G, K], and the next centre."""
     keep, mean = self.momentum, jnp.mean(teacher, (0, 1), keepdims=True)

@@ -47,9 +47,8 @@ class DinoV2(Dino):
 
   def __post_init__(self) -> None:
     model = self.model
-    embedding, pooling = (
-      getattr(model, x, None) for x in ('embedding', 'pooling')
-    )
+    embedding: Any = getattr(model, 'embedding', None)
+    pooling = getattr(model, 'pooling', None)
     fits = isinstance(model, VisionTransformer) and embedding.reduction == 1
     if not fits or isinstance(pooling, NoPooling) or not embedding.mask_token:
       raise UserError(
@@ -89,7 +88,7 @@ class DinoV2(Dino):
     return {'patch_sources': jnp.where(hidden, -1, places)}
 
   def loss(self, seen: Seen) -> Outputs:
-    dino, metrics, _ = super().loss(seen)
+    dino, metrics, *_ = super().loss(seen)
     patches = self.patch_loss(seen)
     spread = koleo(seen.features['image']['pre_logits'])
     loss = dino + self.patch_weight * patches + self.koleo_weight * spread

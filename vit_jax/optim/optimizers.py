@@ -148,6 +148,7 @@ class Optimizer:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
     labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
     if self.thaw is not None:
+      assert timeline is not None
       thaw, same = timeline.steps(self.thaw), optax.identity()
       apart = functools.partial(_apart, labels, thaw)
       # Gradients of frozen parameters do not count in the norm.
