@@ -170,7 +170,7 @@ def test_a_run_resumes_bit_by_bit_from_the_same_start_only(path, tmp_path):
       schedule=lambda timeline: lambda step: 1e-2,
       total=steps(4),
       init_from=InitFrom(path),
-      checkpoints=Checkpoints(every=steps(2)),
+      checkpoints=Checkpoints(every=steps(2), keep_last=2),
       **options,
     )
 

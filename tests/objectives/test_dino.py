@@ -337,7 +337,7 @@ def test_a_run_resumes_bit_by_bit_and_its_weights_are_the_teacher(tmp_path):
     objective=functools.partial(Dino, head=DinoHead(16, 12, 6)),
     optimizer=Optimizer(optax.adam),
     schedule=lambda timeline: lambda step: 1e-2,
-    checkpoints=Checkpoints(every=steps(2)),
+    checkpoints=Checkpoints(every=steps(2), keep_last=2),
     mesh=MeshSizes(data=2, fsdp=2, model=2),
   )
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'

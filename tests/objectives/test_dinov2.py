@@ -155,7 +155,7 @@ def test_a_run_resumes_bit_by_bit(tmp_path):
     optimizer=Optimizer(optax.adam),
     schedule=lambda timeline: lambda step: 1e-2,
     total=steps(4),
-    checkpoints=Checkpoints(every=steps(2)),
+    checkpoints=Checkpoints(every=steps(2), keep_last=2),
     mesh=MeshSizes(data=2, fsdp=2, model=2),
   )
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'

@@ -287,7 +287,7 @@ def arguments(path, **changes):
     ),
     'optimizer': Optimizer(optax.adam),
     'schedule': lambda timeline: lambda step: 1e-2,
-    'checkpoints': Checkpoints(every=steps(2)),
+    'checkpoints': Checkpoints(every=steps(2), keep_last=2),
     'total': steps(4),
     'mesh': MeshSizes(data=2, fsdp=2, model=2),
   } | changes
