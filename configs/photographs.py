@@ -24,7 +24,7 @@ Arguments (separated by commas):
 from configs import arguments, common, self_supervised_embedded, train_folder
 from vit_jax.zoo import names as models
 
-PX, VIEW_PX, LOCAL_PX, RESNET_PX, HOG_PX = 128, 96, 64, 64, 100
+PX, VIEW_PX, LOCAL_PX, RESNET_PX = 128, 96, 64, 64
 SHOTS = {  # name: (title, cells of each kind, steps)
   'n10': ('10 per class', 10, 60),
   'n50': ('50 per class', 50, 120),
@@ -36,20 +36,20 @@ METHODS = {  # name: (title, steps of 64 images, learning rate)
   'dino': ('DINO', 120, 2e-3),
   'lejepa': ('LeJEPA', 120, 2e-3),
 }
+HOG_CROP = common.resize(100, antialias=True)
 PLAIN = {  # name: (title, transforms)
   'pixels': ('pixels', common.resize(32, antialias=True)),
-  'hog': (
-    'HOG',
-    [
-      *common.resize(HOG_PX, antialias=True),
-      common.make('science.hog.Hog'),
-    ],
-  ),
+  'hog': ('HOG', [*HOG_CROP, common.make('science.hog.Hog')]),
 }
 RESNET = {'target': models.RESNET, 'stages': (1, 1)}
 # Rows of the tables that the picture has, too.
-DRAWN = ('from scratch', 'LeJEPA, linear', 'LeJEPA, fine-tuned')
-DRAWN += ('MAE, fine-tuned', 'pixels, linear')
+DRAWN = (
+  'from scratch',
+  'LeJEPA, linear',
+  'LeJEPA, fine-tuned',
+  'MAE, fine-tuned',
+  'pixels, linear',
+)
 
 
 def get_config(argument=''):
@@ -101,7 +101,8 @@ def model(args, name=''):
   return found
 
 
-def cells(split, seed, shots=None):
+def photographs(split, seed, shots=None):
+  """Return the source of a split, or of some cells of each kind."""
   source = common.make('data.embedded.elpv.Elpv', split=split, seed=seed)
   if not shots:
     return source
@@ -116,8 +117,9 @@ def train(args, shots, seed, name='', lr=None):
   if lr:
     config.schedule.lr = lr
   config.model = model(args, name)
-  config.data.source = cells('train', seed, count)
-  config.evals.test.data.source = cells('test', seed, args.tiny and 20)
+  config.data.source = photographs('train', seed, count)
+  test = photographs('test', seed, 20 if args.tiny else None)
+  config.evals.test.data.source = test
   del config.evals.test.every_fraction
   return finish(args, config, steps, seed)
 
@@ -127,7 +129,7 @@ def pretrain(args, name, seed):
   _, steps, lr = METHODS[name]
   config = train_folder.get_config(f'size={px(args)}')
   config.model = model(args, name) | {'num_classes': 0}
-  config.data.source, config.data.labels = cells('train', seed), False
+  config.data.source, config.data.labels = photographs('train', seed), False
   del config.data.order
   config.data.batch_size = 64
   self_supervised_embedded.SETTINGS[name](config)
@@ -144,6 +146,7 @@ def pretrain(args, name, seed):
 
 
 def finish(args, config, steps, seed):
+  """Set the length and the seed of a run, which `tiny` shortens."""
   del config.total_epochs
   config.update(total_steps=4 if args.tiny else steps, seed=seed)
   config.logging = {'every_fraction': 0.25}
@@ -158,7 +161,8 @@ def readouts(args, transforms, seed, features='pre_logits'):
   def images(split, shots=None):
     if args.tiny:
       shots = min(shots or 20, 20)
-    return common.data(cells(split, seed, shots), transforms, batch_size=64)
+    source = photographs(split, seed, shots)
+    return common.data(source, transforms, batch_size=64)
 
   test = images('test')
   data = {

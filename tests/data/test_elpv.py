@@ -1,5 +1,7 @@
 """ELPV: divisions, labels and the licence, on made-up cells of its package."""
 
+import sys
+
 import numpy as np
 import pytest
 from made_up import install_elpv
@@ -42,6 +44,6 @@ def test_divisions_share_no_cell_and_keep_the_classes(cells, capsys):
 
 def test_a_missing_package_is_named(monkeypatch):
   elpv._cells.cache_clear()
-  monkeypatch.setitem(__import__('sys').modules, 'elpv_dataset.utils', None)
+  monkeypatch.setitem(sys.modules, 'elpv_dataset.utils', None)
   with pytest.raises(ValueError, match=r'\.\[elpv\]'):
     Elpv('train')

@@ -4,7 +4,8 @@ feature_distillation.npz has the losses of given features, their gradients and
 the queue after it; and of ten steps of AdamW the losses, the last parameters
 and the last queue. The student of these steps is linear: its patches are those
 of an image times `stem`, and their mean is its representation. Gradients are
-complex steps, f(x + ih) / h, exact to rounding without a derivative of ours.
+the imaginary parts of f(x + ih) / h, which needs no derivative by hand and is
+exact to rounding.
 
 To record again: python tests/golden/record_feature_distillation.py
 """

@@ -83,7 +83,7 @@ def batch_of(i):
 
 @pytest.mark.parametrize('name', INNER)
 def test_an_anchor_adds_to_any_objective_of_views(name, path):
-  """It is 0 for the start itself, whose table fits the crops."""
+  """The anchor of the start itself is 0. Its table is resized for the crops."""
   loss_fn = make(path, name, weight=2.0)
   mesh = sharding.make_mesh(jax.devices()[:1])
   start = loss_fn.teacher.load(loss_fn.teacher.abstract_params(mesh))

@@ -358,7 +358,7 @@ def test_frozen_leaves_stay_and_do_not_count_in_the_norm():
     np.testing.assert_allclose(update, expected, atol=5e-7)
 
 
-def test_thawed_parameters_begin_anew_at_the_rate_of_their_step():
+def test_thawed_parameters_start_with_new_state_at_the_current_rate():
   """AdamW by its formula. Before, they do not move, or count in the norm."""
   params = make_tree(small=True)
   waits = lambda path: not path.startswith('head/')  # noqa: E731

@@ -211,7 +211,8 @@ def _apart(labels, thaw, trained, waiting):
 
 def _later(value, steps):
   """Return a schedule that begins at a later step; a number stays."""
-  return (lambda n: value(n + steps)) if callable(value) else value
+  later = steps and callable(value)
+  return (lambda n: value(n + steps)) if later else value
 
 
 def _times(factor, decay):
