@@ -30,9 +30,9 @@ from vit_jax.types import (
   FlatParams,
   MakeObjective,
   Model,
+  NonNegative,
   Outputs,
   Params,
-  Positive,
   Preprocess,
   UserError,
 )
@@ -68,7 +68,7 @@ def anchored(
   preprocess: Preprocess,
   objective: MakeObjective,
   start: Start,
-  weight: Positive = 1.0,
+  weight: NonNegative = 1.0,
   clip: bool = False,
 ) -> 'Anchored':
   """Return the `objective` with an anchor, whose value is a metric.

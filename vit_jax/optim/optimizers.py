@@ -99,8 +99,9 @@ class Optimizer:
     final_weight_decay: weight decay at the end of the run, which it reaches on
       half a cosine (DINO: from 0.04 to 0.4); None: it stays as it is.
     freeze: path rules of parameters that are not trained and take no memory.
-    thaw: time after which they are trained, too; None: never. They then begin
-      with a new state, at the rate of that step: new heads warm up first.
+    thaw: time after which they are trained, too, so that new heads warm up
+      first; None: never. Until then their updates are 0, but their gradients
+      count in the norm, and in the state that they begin with.
     lr_multipliers: ((path rule, factor), ...); the first match counts. The
       factor scales the whole update, including decoupled weight decay.
     layer_decay: layer-wise learning-rate decay, or None.
@@ -140,37 +141,28 @@ class Optimizer:
         f'optimizer.thaw={self.thaw} ends freeze, which is empty. Set '
         'optimizer.freeze to path rules, or leave thaw out.'
       )
-    rule = functools.partial(
-      self._apply_rule, params, learning_rate, decay_factors, timeline
-    )
-    parts = [rule()]
+    parts = [self._apply_rule(params, learning_rate, decay_factors, timeline)]
     if self.clip_norm is not None:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
-    labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
-    if self.thaw is not None:
-      assert timeline is not None
-      thaw, same = timeline.steps(self.thaw), optax.identity()
-      apart = functools.partial(_apart, labels, thaw)
-      # Gradients of frozen parameters do not count in the norm.
-      parts = [apart(same, same), *parts[:-1], apart(rule(), rule(since=thaw))]
     if self.layer_decay is not None:
       by_layer = self.layer_decay.factors(params)
       lr_factors = jax.tree.map(np.multiply, lr_factors, by_layer)
     if self.lr_multipliers or self.layer_decay is not None:
       parts.append(_scale_by(lr_factors))
+    if self.thaw is not None:
+      assert timeline is not None
+      thaw = timeline.steps(self.thaw)
+      late = optax.scale_by_schedule(lambda n: n >= thaw)
+      parts.append(optax.masked(late, frozen))
     tx = optax.chain(*parts)
     if self.freeze and self.thaw is None:
+      labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
       groups = {'trained': tx, 'frozen': optax.set_to_zero()}
       tx = optax.partition(groups, labels)
     return tx
 
-  def _apply_rule(
-    self, params, learning_rate, decay_factors, timeline, since=0
-  ):
-    """Return the rule for each group of parameters with the same decay.
-
-    Its first step is step `since` of the run.
-    """
+  def _apply_rule(self, params, learning_rate, decay_factors, timeline):
+    """Return the rule for each group of parameters with the same decay."""
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
     arguments = {**getattr(self.rule, 'keywords', {})}
     if 'mask' in inspect.signature(rule).parameters:
@@ -184,9 +176,7 @@ class Optimizer:
       )
     if self.final_weight_decay is not None:
       start, end = arguments['weight_decay'], self.final_weight_decay
-      decay = Schedule(start, end_lr=end)(timeline)
-      arguments['weight_decay'] = _later(decay, since)
-    learning_rate = _later(learning_rate, since)
+      arguments['weight_decay'] = Schedule(start, end_lr=end)(timeline)
     if not self.decay_multipliers:
       return rule(learning_rate, **arguments)
     decay = arguments['weight_decay']
@@ -198,21 +188,6 @@ class Optimizer:
     }
     labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', decay_factors)
     return optax.partition(groups, labels)
-
-
-def _apart(labels, thaw, trained, waiting):
-  """Return two transformations by label; 'frozen' waits for the step `thaw`.
-
-  Until then its updates are 0, and its state stays.
-  """
-  waiting = optax.conditionally_mask(waiting, lambda n: n >= thaw)
-  return optax.partition({'trained': trained, 'frozen': waiting}, labels)
-
-
-def _later(value, steps):
-  """Return a schedule that begins at a later step; a number stays."""
-  later = steps and callable(value)
-  return (lambda n: value(n + steps)) if later else value
 
 
 def _times(factor, decay):
