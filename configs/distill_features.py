@@ -72,7 +72,5 @@ def get_config(argument=''):
   config.schedule = {'lr': lr, 'decay': 'cosine', 'warmup_fraction': 0.05}
   config.optimizer = common.adam(weight_decay=0.04, clip_norm=1.0)
   config.evals = pretrain_folder.evaluators(config, args, held_out)
-  watch = config.evals.watch
-  watch.target = 'vit_jax.evals.against_teacher.AgainstTeacher'
-  watch.teacher = config.objective.get_oneway_ref('teacher')
+  config.evals.watch.teacher = config.objective.get_oneway_ref('teacher')
   return common.finish(config, args)

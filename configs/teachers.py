@@ -93,8 +93,7 @@ def student(args, name, length, seed, lr=RATE):
   path = f'{{workdir}}/teacher_seed{0 if seed == embedded.TRIAL else seed}'
   if name == 'distilled':
     distil(config, path)
-  against = 'vit_jax.evals.against_teacher.AgainstTeacher'
-  config.evals.watch.update(target=against, teacher={'path': path})
+  config.evals.watch.teacher = {'path': path}
   return config
 
 

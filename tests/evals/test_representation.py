@@ -1,17 +1,14 @@
 """Rank, spread and pictures of a representation."""
 
-import functools
-
 import numpy as np
 import pytest
 import tiny
-from options import all_set
 from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.representation import Representation, describe
-from vit_jax.models import resnet
+from vit_jax.models import pooling, resnet
 from vit_jax.models.layers import Normalize
 from vit_jax.parallel import sharding
 from vit_jax.reports import sheets
@@ -21,9 +18,9 @@ MODEL = tiny.vit(width=8, mlp_dim=8, num_heads=1, num_classes=0)
 SOURCE = Synthetic(image_size=8, num_classes=3, num_examples=21)
 
 
-def evaluator(make=Representation, model=MODEL, **options):
-  given = {'data': Data(SOURCE, 8), 'mesh': sharding.make_mesh()}
-  return make(model=model, preprocess=Normalize(), **given, **options)
+def evaluator(model=MODEL, source=SOURCE):
+  given = {'data': Data(source, 8), 'mesh': sharding.make_mesh()}
+  return Representation(model=model, preprocess=Normalize(), **given)
 
 
 @pytest.fixture(scope='module')
@@ -71,15 +68,15 @@ def test_features_that_are_not_finite_have_no_metrics(params):
   assert watch.pictures(huge) == {}
 
 
-def test_other_features(params):
-  """A model with a vector for each patch is described by their mean."""
+def test_a_model_that_does_not_pool():
+  """It has a vector for each patch, and is described by their mean."""
+  model = MODEL.clone(pooling=pooling.NoPooling())
+  params = tree.unflatten(tiny.normal_params(model, (8, 8, 3)))
   images = np.stack([SOURCE[i]['image'] for i in range(21)])
-  out = MODEL.apply({'params': params}, Normalize()(images), method='features')
-  wanted = describe(out['patches'].mean(axis=1)) | {'num_examples': 21}
-  watch = evaluator(
-    functools.partial(all_set, Representation), features='patches'
-  )
-  assert watch.run(params) == pytest.approx(wanted, rel=1e-4)
+  out = model.apply({'params': params}, Normalize()(images), method='features')
+  wanted = describe(out['tokens'].mean(axis=1)) | {'num_examples': 21}
+  found = evaluator(model).run(params)
+  assert found == pytest.approx(wanted, rel=1e-4)
 
 
 def test_pictures(params, tmp_path):
@@ -105,11 +102,15 @@ def test_pictures(params, tmp_path):
   ]
 
 
-def test_models_without_maps_of_patches(capsys):
+def test_patches_of_a_resnet_are_the_cells_of_its_last_map():
   model = resnet.ResNet(stages=(1,), width_factor=1, num_classes=0)
-  params = tree.unflatten(tiny.normal_params(model, (8, 8, 3)))
-  watch = evaluator(model=model)
+  params = tree.unflatten(tiny.normal_params(model, (16, 16, 3)))
+  source = Synthetic(image_size=16, num_classes=3, num_examples=21)
+  watch = evaluator(model, source)
   assert watch.run(params)['rank'] > 1
-  assert [*watch.pictures(params)] == ['An image and its nearest ones']
-  said = 'No picture of patches: the model is not a ViT.'
-  assert said in capsys.readouterr().out
+  rows = next(iter(watch.pictures(params).values()))
+  # Cells of 4 px: 7x7 convolutions and a pooling, each of stride 2.
+  blocks = rows[0][1].reshape(4, 4, 4, 4, 3)
+  np.testing.assert_array_equal(
+    blocks, blocks[:, :1, :, :1] + np.zeros_like(blocks)
+  )

@@ -70,8 +70,8 @@ def compare(golden, anchored=False):
   loss_fn, frozen = Given(MODEL, **FIELDS), ()
   if anchored:
     start = types.SimpleNamespace(model=MODEL)
-    options = {'weight': recorder.ANCHOR, 'clip': False}
-    loss_fn = Anchored(inner=loss_fn, start=start, **options)
+    weight = recorder.ANCHOR
+    loss_fn = Anchored(inner=loss_fn, start=start, weight=weight)
     frozen = (parameters(1),)
   tx = optax.adamw(recorder.LR, eps=recorder.EPS, weight_decay=recorder.DECAY)
   params = parameters()

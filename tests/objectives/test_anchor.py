@@ -99,9 +99,6 @@ def test_an_anchor_adds_to_any_objective_of_views(name, path):
   plain, _ = call(loss_fn.inner, moved, batch, KEY, context)
   assert metrics['anchor'] > 1e-4
   np.testing.assert_allclose(loss, plain + 2 * metrics['anchor'], rtol=1e-6)
-  clipped = make(path, name, weight=2.0, clip=True)
-  _, other = call(clipped, moved, batch, KEY, context)
-  assert 0 < other['anchor'] < metrics['anchor']
   inner = loss_fn.inner
   assert loss_fn.whole_batch == inner.whole_batch
   assert (loss_fn.ema_weight is None) == (inner.ema_weight is None)
@@ -111,7 +108,7 @@ def test_similarities_are_cosines_within_an_image():
   tokens = np.random.default_rng(0).normal(size=(2, 3, 5, 4))  # a class token
   tokens = tokens.astype(np.float32)
   given = {'tokens': jnp.asarray(tokens), 'patches': tokens[:, :, 1:]}
-  found = similarities(given, False)
+  found = similarities(given)
   x = tokens[1, 2, 1:] / np.linalg.norm(tokens[1, 2, 1:], axis=-1)[:, None]
   np.testing.assert_allclose(found[1, 2], x @ x.T, atol=1e-6)
 

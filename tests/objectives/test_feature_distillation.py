@@ -17,7 +17,7 @@ from synthetic import Synthetic
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline, steps
-from vit_jax.evals.against_teacher import AgainstTeacher
+from vit_jax.evals.representation import Representation
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Mean
 from vit_jax.models.resnet import ResNet
@@ -322,7 +322,7 @@ def test_shared_neighbours_and_colours_of_both(teacher_file):
   teacher = formats.read(teacher_file)
 
   def compare(model, params, preprocess):
-    watch = AgainstTeacher(
+    watch = Representation(
       model,
       preprocess=preprocess,
       teacher=FrozenTeacher(teacher_file),

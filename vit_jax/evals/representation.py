@@ -1,20 +1,19 @@
 """Rank, spread, norms and pictures of a representation; no labels."""
 
 import dataclasses
-import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.analysis import embeddings
 from vit_jax.data.views import View
-from vit_jax.evals.collect import COUNTS, SplitEvaluator
+from vit_jax.evals.collect import COUNTS, Collector, SplitEvaluator
 from vit_jax.evals.knn import neighbours
 from vit_jax.io import terminal
-from vit_jax.models.vit import VisionTransformer
-from vit_jax.types import ACCOUNT, Batch, Kind, Kinds, Params
+from vit_jax.objectives.encode import summarize
+from vit_jax.objectives.frozen_teacher import FrozenTeacher
+from vit_jax.types import ACCOUNT, Batch, Count, Kind, Kinds, Params
 
 _PATCHES, _QUERIES, _NEAREST = 8, 10, 6  # images in the pictures
 _LEAST_SPREAD = 0.01  # our choice, far below that of any useful representation
@@ -25,32 +24,47 @@ class Representation(SplitEvaluator):
   """Rank, spread and norm of the representation of a split.
 
   A representation has collapsed if all images get nearly the same direction;
-  then a line says so.
+  then a line says so. A model that does not pool is described by the mean over
+  its patches.
+
+  Next to a teacher, 'shared_neighbours' is the fraction of the k nearest images
+  of an image that are among its k nearest for the teacher, too: 1 if both
+  agree, and on average k / (N - 1) of N images if the model has learned
+  nothing. The teacher runs in the first evaluation, and for the pictures, where
+  the patches of both have colours of their own.
 
   Attributes:
-    features: name of an output of `model.features` that is one vector for each
-      image.
+    teacher: one of a feature distillation, or None.
+    k: number of neighbours that are compared with those of the teacher.
   """
 
-  features: str = 'pre_logits'
+  teacher: FrozenTeacher | None = None
+  k: Count = 10
 
   labelled = False
-  metrics: ClassVar[Kinds] = {
-    'rank': Kind(better='higher', main=True),
-    'spread': Kind(better='higher'),
-    'norm': Kind(),
-    'norm_std': ACCOUNT,
-    **COUNTS,
-  }
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.teacher:
+      self.teacher.open(self.model)
+    self._near: Any = None  # the teacher's neighbours, which never change
+
+  @property
+  def metrics(self) -> Kinds:
+    shared = {'shared_neighbours': Kind('%', 'higher', main=True)}
+    return (shared if self.teacher else {}) | {
+      'rank': Kind(better='higher', main=True),
+      'spread': Kind(better='higher'),
+      'norm': Kind(),
+      'norm_std': ACCOUNT,
+      **COUNTS,
+    }
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
-    out = self._features(params, batch['image'])
-    x = out[self.features].astype(jnp.float32)
-    return {'x': x if x.ndim == 2 else x.mean(axis=1)}  # over patches
+    return {'x': self._summarize(params, batch['image'])[0]}
 
-  def _features(self, params, images, **options):
-    images, options = self.preprocess(images), {'method': 'features', **options}
-    return self.model.apply({'params': params}, images, **options)
+  def _summarize(self, params, images):
+    return summarize(self.model, params, self.preprocess(images))
 
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}, see `describe`."""
@@ -62,7 +76,31 @@ class Representation(SplitEvaluator):
         f'direction (spread {found["spread"]:.4f}, rank {found["rank"]:.1f}). '
         'Try a lower learning rate or a larger batch.'
       )
+    if self.teacher:
+      found['shared_neighbours'] = self._shared(columns['x'])
     return found | self._collect.counts(columns)
+
+  def _shared(self, x):
+    """Return the fraction of neighbours that the teacher has, too."""
+    if self._near is None:
+
+      def measure(params, batch):
+        return {'x': self._of_teacher(params, batch['image'])[0]}
+
+      collect = Collector(measure, data=self.data, mesh=self.mesh)
+      self._near = _nearest(collect(self._load())['x'], self.k)
+    if not np.isfinite(x).all():
+      return np.nan
+    pairs = zip(_nearest(x, self.k), self._near)
+    return float(np.mean([len({*a} & {*b}) / len(b) for a, b in pairs]))
+
+  def _of_teacher(self, params, images):
+    images = self.teacher.convert(images)
+    return summarize(self.teacher.model, params, images)
+
+  def _load(self):
+    """Return the teacher's parameters; they stay on the devices while used."""
+    return self.teacher.load(self.teacher.abstract_params(self.mesh))
 
   def pictures(self, params: Params) -> dict[str, list[list[np.ndarray]]]:
     """Return {title: rows of images}: patches in colours, nearest images.
@@ -75,28 +113,21 @@ class Representation(SplitEvaluator):
     # The nearest image of each is itself.
     _, rows = neighbours(x, x[:_QUERIES], min(len(x), 1 + _NEAREST))
     near = [self._images(index[row]) for row in rows]
-    found = {'An image and its nearest ones': near}
     images = self._images(index[:_PATCHES])
-    columns: list[Any] = [images]
-    shares = []
-    for name, maps in self.maps(params, images).items():
-      components, of_each = embeddings.patch_components(maps)
+    maps = {'': jax.jit(self._summarize)(params, images)}
+    if self.teacher:
+      found = jax.jit(self._of_teacher)(self._load(), images)
+      maps = {'student ': maps[''], 'teacher ': found}
+    columns, shares = [images], []
+    for name, (_, patches) in jax.device_get(maps).items():
+      components, of_each = embeddings.patch_components(patches)
       percent = ', '.join(f'{share:.0%}' for share in of_each)
       shares.append(f'{name}{percent} of the variance')
       colours = embeddings.colours(components)
       columns.append([embeddings.enlarge(x, images.shape[1:]) for x in colours])
-    if not shares:
-      return found
     title = f'PCA of patches ({"; ".join(shares)})'
-    return {title: [[*row] for row in zip(*columns)], **found}
-
-  def maps(self, params: Params, images: np.ndarray) -> dict[str, np.ndarray]:
-    """Return maps of patches to draw, {title: [n, gh, gw, D]}."""
-    if not isinstance(self.model, VisionTransformer):
-      terminal.say('No picture of patches: the model is not a ViT.')
-      return {}
-    fn = functools.partial(self._features, maps=(-1,), per_layer=False)
-    return {'': jax.device_get(jax.jit(fn)(params, images)['map_-1'])}
+    patches = [[*row] for row in zip(*columns)]
+    return {title: patches, 'An image and its nearest ones': near}
 
   def _images(self, index):
     """Return the examples with these numbers, as the model gets them."""
@@ -106,6 +137,12 @@ class Representation(SplitEvaluator):
     )
     (batch,) = data.eval_batches()
     return batch['image']
+
+
+def _nearest(x, k):
+  """Return the k nearest other rows of each row of x [N, D]."""
+  _, rows = neighbours(x, x, min(len(x), 1 + k))
+  return [[j for j in row if j != i][:k] for i, row in enumerate(rows)]
 
 
 def describe(x: np.ndarray) -> dict[str, Any]:

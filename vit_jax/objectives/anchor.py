@@ -69,13 +69,12 @@ def anchored(
   objective: MakeObjective,
   start: Start,
   weight: NonNegative = 1.0,
-  clip: bool = False,
 ) -> 'Anchored':
   """Return the `objective` with an anchor, whose value is a metric.
 
   Args:
-    weight: DINOv3 has 1, and 2 in its refinement (from memory).
-    clip: whether negative similarities count as 0.
+    weight: DINOv3 has 1, and 2 in its refinement (from memory). 0: the anchor is
+      a metric only.
   """
   inner = objective(model, preprocess=preprocess)
   is_vit = isinstance(model, VisionTransformer)
@@ -86,7 +85,7 @@ def anchored(
       'VisionTransformer with LeJepa, Dino or DinoV2, or leave the anchor out.'
     )
   start.model = model
-  return Anchored(inner=inner, start=start, weight=weight, clip=clip)
+  return Anchored(inner=inner, start=start, weight=weight)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,7 +95,6 @@ class Anchored(Around):
   inner: OfViews
   start: Start
   weight: float
-  clip: bool
 
   teacher = property(lambda self: self.start)
 
@@ -113,17 +111,15 @@ class Anchored(Around):
     loss, metrics, *carried = self.inner.loss(seen)
     images = self.inner.preprocess(batch['image'])
     start = encode(self.start.model, context.teacher, images)
-    change = similarities(seen.features['image'], self.clip)
-    change -= similarities(start, self.clip)
+    change = similarities(seen.features['image']) - similarities(start)
     anchor = jnp.mean(change**2)
     loss += self.weight * anchor
     return loss, metrics | {'loss': loss, 'anchor': anchor}, *carried
 
 
-def similarities(features: dict[str, Any], clip: bool) -> jax.Array:
+def similarities(features: dict[str, Any]) -> jax.Array:
   """Return the cosines of the patches of an image: float32 [B, V, n, n]."""
   patches = features['tokens'][:, :, -features['patches'].shape[2] :]
   x = patches.astype(jnp.float32)
   x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
-  found = jnp.einsum('bvid,bvjd->bvij', x, x, precision='highest')
-  return jnp.maximum(found, 0) if clip else found
+  return jnp.einsum('bvid,bvjd->bvij', x, x, precision='highest')
