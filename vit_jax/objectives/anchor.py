@@ -73,8 +73,8 @@ def anchored(
   """Return the `objective` with an anchor, whose value is a metric.
 
   Args:
-    weight: DINOv3 has 1, and 2 in its refinement (from memory). 0: the anchor is
-      a metric only.
+    weight: DINOv3 has 1, and 2 in its refinement (from memory); 0: the anchor
+      is a metric only.
   """
   inner = objective(model, preprocess=preprocess)
   is_vit = isinstance(model, VisionTransformer)
