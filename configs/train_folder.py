@@ -70,7 +70,9 @@ def model(name):
       'depth': 2,
       'mlp_dim': 512,
       'num_heads': 4,
-      'embedding': common.make('models.stem.ConvStem', patch_size=(1, 1)),
+      'embedding': common.make(
+        'models.stem.ConvStem', patch_size=(1, 1), widths=(32, 48, 96, 128)
+      ),
     }
   else:
     found = common.model(name)

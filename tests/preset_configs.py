@@ -92,7 +92,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     default dino,labels mae,B/16,size=192 visreg,B/16,epochs=9,batch=64
     simdino,lr=1e-3 lejepa,from_weights mae,imagenet,B/16 dino,imagenet,folder
     lejepa,imagenet,Ti/16,tiny mae,labels,tiny lejepa,H/14,local=98,tiny
-    lejepa,stem,size=96,local=64
+    lejepa,stem,size=96,local=64 lejepa,stem,size=96,local=64,tiny
     dinov2,B/16 dinov2,from_weights,anchor lejepa,from_weights,anchor,tiny
   """,
   'pretrain_paper': """

@@ -53,8 +53,11 @@ def test_the_map_is_that_of_the_formula():
   np.testing.assert_allclose(feature_map(IMAGES, params)[0], x, atol=1e-5)
 
 
-def test_sides_must_be_multiples_of_a_cell():
-  with pytest.raises(ValueError, match='cannot be cut'):
+@pytest.mark.parametrize(
+  ('rows', 'said'), [(40, 'cannot be cut'), (44, 'multiples of 8')]
+)
+def test_sides_must_be_multiples_of_a_cell(rows, said):
+  with pytest.raises(ValueError, match=said):
     tiny(embedding=ConvStem(2, widths=(8, 16))).init(
-      jax.random.key(0), IMAGES[:, :40]
+      jax.random.key(0), IMAGES[:, :rows]
     )

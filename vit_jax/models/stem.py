@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from vit_jax.models.layers import PatchEmbedding, keep_batch_split
 from vit_jax.models.resnet import StdConv
-from vit_jax.types import Count, Size
+from vit_jax.types import Count, Size, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,12 @@ class ConvStem(PatchEmbedding):
   def __call__(
     self, module: nn.Module, images: jax.Array
   ) -> tuple[dict[str, jax.Array], tuple[int, int]]:
+    if any(side % self.reduction for side in images.shape[1:3]):
+      raise UserError(
+        f'Images of {images.shape[1]}x{images.shape[2]} (height x width) do '
+        f'not fit a stem of {len(self.widths)} convolutions. Use sides that '
+        f'are multiples of {self.reduction}.'
+      )
     feature_map = Stem(self.widths, module.dtype, name='stem')(images)
     out, grid = super().__call__(module, feature_map)
     return {'feature_map': feature_map} | out, grid
