@@ -18,7 +18,6 @@ by `config.shared.get_oneway_ref('weights')`.
 """
 
 import itertools
-import json
 import math
 import re
 import time
@@ -33,7 +32,6 @@ from jax.experimental import multihost_utils
 from vit_jax import config as configs
 from vit_jax.config import ConfigError, Provenance
 from vit_jax.io import terminal
-from vit_jax.io.files import write_atomically
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
 from vit_jax.runs import compiled, workdirs
@@ -313,8 +311,7 @@ def _run(config, path, preset, allowed):
     found['diverged'] = error.cause
     terminal.say(f'Diverged: {error.cause}')
   found['seconds'] = round(time.perf_counter() - began, 1)
-  if jax.process_index() == 0:
-    write_atomically(path / DONE, json.dumps(found) + '\n')
+  workdirs.write(path, DONE, found)
   if 'diverged' in found:
     page.write_at_end(path)
   multihost_utils.sync_global_devices(str(path))  # other hosts read the file

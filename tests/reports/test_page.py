@@ -272,7 +272,8 @@ def test_an_error_does_not_fail_the_run(tmp_path, capsys, monkeypatch):
   (tmp_path / 'done.json').write_text('half a fi')
   page.write_at_end(tmp_path)
   (said,) = capsys.readouterr().err.splitlines()
-  assert said.startswith('report.html was not written: JSONDecodeError')
+  assert said.startswith('report.html was not written: UserError: ')
+  assert 'done.json' in said
   assert said.endswith(f'python -m vit_jax.tools.report {tmp_path}')
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   page.write_at_end(tmp_path)

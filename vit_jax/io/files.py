@@ -43,12 +43,13 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
       partial.write_text(content)
 
 
-def read_json(path: PathLike) -> dict[str, Any]:
-  """Return the dict in a JSON file.
+def write_json(path: PathLike, content: Any) -> None:
+  """Write indented JSON; see `write_atomically`."""
+  write_atomically(path, json.dumps(content, indent=2) + '\n')
 
-  Raises:
-    ValueError: it cannot be read, or is not a JSON object.
-  """
+
+def read_json(path: PathLike) -> dict[str, Any]:
+  """Return the dict in a JSON file; raise UserError if there is none."""
   try:
     found = json.loads(epath.Path(path).read_bytes())
   except (OSError, ValueError, RecursionError) as e:

@@ -1,7 +1,6 @@
 """Tables of a study: in the terminal, as Markdown and as JSON."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.io import terminal
-from vit_jax.io.files import write_atomically
+from vit_jax.io.files import write_atomically, write_json
 from vit_jax.reports.results import Results, half_width
 from vit_jax.reports.workdir import Workdir
 from vit_jax.types import Natural
@@ -108,8 +107,7 @@ def publish(
     lines.insert(1, '|---' * len(columns) + '|')
     text = '\n'.join([f'# {title}', '', *lines, ''])
     write_atomically(workdir / f'{name}.md', text)
-    text = json.dumps(data, indent=2) + '\n'
-    write_atomically(workdir / f'{name}.json', text)
+    write_json(workdir / f'{name}.json', data)
 
 
 def _parts(cell):

@@ -2,12 +2,12 @@
 
 import concurrent.futures
 import functools
-import json
 import re
 from typing import Any
 
 from etils import epath
 
+from vit_jax.runs import workdirs
 from vit_jax.runs.metrics import read_kinds, read_records
 from vit_jax.types import PathLike
 
@@ -30,7 +30,7 @@ class Workdir:
     self.path = epath.Path(path)
     self.name = self.path.name or str(self.path)
     names = ('config', 'preset', 'environment', 'done')
-    found = map(self._read, names)
+    found = (workdirs.read(path, f'{name}.json') for name in names)
     self.config, self.preset, self.environment, self.done = found
     self.records = read_records(self.path)
     self.kinds = read_kinds(self.path)
@@ -46,14 +46,10 @@ class Workdir:
     self.phases = {k[8:]: v for v, k in sorted(seconds, reverse=True)}
     self.seconds = sum(self.phases.values()) or self.done.get('seconds')
 
-  def _read(self, name):
-    file = self.path / f'{name}.json'
-    return json.loads(file.read_text()) if file.exists() else {}
-
   @functools.cached_property
   def model(self) -> dict[str, Any]:
     """Content of model.json, which only the end of a run needs; or {}."""
-    return self._read('model')
+    return workdirs.read(self.path, 'model.json')
 
   @property
   def caution(self) -> str:

@@ -31,6 +31,7 @@ from vit_jax.durations import Interval, Timeline, fraction
 from vit_jax.io import terminal
 from vit_jax.io.files import is_local, write_atomically
 from vit_jax.parallel.sharding import in_host_memory, replicated
+from vit_jax.runs import workdirs
 from vit_jax.runs.writers import MetricsWriter
 from vit_jax.types import (
   ACCOUNT,
@@ -435,8 +436,7 @@ class Writer:
       filename_suffix=f'.{start_step or 0}',  # for two starts in a second
     )
     known = {**read_kinds(workdir), **OF_A_RUN, **(kinds or {})}
-    text = json.dumps({k: vars(x) for k, x in known.items()})
-    write_atomically(epath.Path(workdir) / KINDS, text)
+    workdirs.write(workdir, KINDS, {k: vars(x) for k, x in known.items()})
     self._writers = dict(writers or {})
     self._failed: set[str] = set()
     for writer in self._writers.values():
@@ -494,10 +494,7 @@ def read_records(workdir: PathLike) -> list[dict[str, Any]]:
 
 def read_kinds(workdir: PathLike) -> dict[str, Kind]:
   """Return what the metrics of a run are."""
-  path = epath.Path(workdir) / KINDS
-  if not path.exists():
-    return {}
-  return {k: Kind(**x) for k, x in json.loads(path.read_text()).items()}
+  return {k: Kind(**x) for k, x in workdirs.read(workdir, KINDS).items()}
 
 
 def _line(record):

@@ -33,16 +33,9 @@ import jax
 from etils import epath
 
 from vit_jax import config
-from vit_jax.io.files import is_local, read_json, write_atomically
+from vit_jax.io.files import is_local, read_json, write_atomically, write_json
 from vit_jax.parallel import hosts
-from vit_jax.types import (
-  HARMLESS,
-  MACHINE,
-  PathLike,
-  Preprocess,
-  Shape,
-  UserError,
-)
+from vit_jax.types import HARMLESS, MACHINE, PathLike, UserError
 
 # Packages that compute, read or write something of a run.
 _PACKAGES = (
@@ -121,8 +114,7 @@ def _lock(path):
 def write(workdir: PathLike, name: str, content: Any) -> None:
   """Write a JSON file into the directory, on the first host."""
   if jax.process_index() == 0:
-    text = json.dumps(content, indent=2) + '\n'
-    write_atomically(epath.Path(workdir) / name, text)
+    write_json(epath.Path(workdir) / name, content)
 
 
 def read(workdir: PathLike, name: str) -> dict[str, Any]:
@@ -149,30 +141,16 @@ def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
 
 
 def record_model(
-  workdir: PathLike,
-  *,
-  model: Any,
-  preprocess: Preprocess,
-  transforms: Sequence[Any] | None,
-  image_shape: Shape,
-  class_names: Sequence[str] | None,
-  activation: str,
+  workdir: PathLike, *, class_names: Sequence[str] | None, **facts: Any
 ) -> None:
   """Write model.json.
 
-  `transforms` make an image for the model from a decoded one, None: not known;
-  `image_shape` is (H, W, C); `activation` converts logits to probabilities,
-  'softmax' or 'sigmoid'.
+  The other facts are as in `weights.bundle.Weights`: model, preprocess,
+  transforms (None: not known), image_shape and activation.
   """
-  content = {
-    'model': config.describe(model),
-    'preprocess': config.describe(preprocess),
-    'transforms': config.describe(transforms) if transforms else None,
-    'image_shape': image_shape,
-    'class_names': None if class_names is None else list(class_names),
-    'activation': activation,
-  }
-  write(workdir, 'model.json', content)
+  names = None if class_names is None else list(class_names)
+  content = facts | {'class_names': names}
+  write(workdir, 'model.json', config.describe(content))
 
 
 def description(path: PathLike) -> dict[str, Any]:

@@ -17,7 +17,6 @@ preprocessing and the class names. Existing files are replaced only with
 """
 
 import argparse
-import json
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.io import terminal
+from vit_jax.io.files import write_json
 from vit_jax.tools import arguments, parsers
 from vit_jax.types import PathLike, UserError
 from vit_jax.weights import export, formats
@@ -55,8 +55,7 @@ def save(
     if format == 'stablehlo':
       content, description = export.stablehlo(weights, **options)
       staged.write_bytes(content)
-      text = json.dumps(description, indent=2)
-      staged.with_name(f'{staged.name}.json').write_text(text + '\n')
+      write_json(staged.with_name(f'{staged.name}.json'), description)
     else:
       formats.write(weights, staged, format)
     files = sorted(p for p in pathlib.Path(staging).rglob('*') if p.is_file())

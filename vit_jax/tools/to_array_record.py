@@ -6,12 +6,11 @@ The new files are written next to the old ones, which are kept. After an
 interruption, run the command again: it skips complete files.
 """
 
-import json
 import pathlib
 from collections.abc import Sequence
 
 from vit_jax.io import terminal
-from vit_jax.io.files import replacing, write_atomically
+from vit_jax.io.files import read_json, replacing, write_json
 from vit_jax.tools import parsers
 from vit_jax.types import UserError
 
@@ -38,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         writer.close()
     # TFDS reads here which other formats exist. Written when all files do.
     info = folder / 'dataset_info.json'
-    content = json.loads(info.read_text())
+    content = read_json(info)
     formats = {*content.get('alternativeFileFormats', ()), 'array_record'}
     content['alternativeFileFormats'] = sorted(formats)
-    write_atomically(info, json.dumps(content, indent=2))
+    write_json(info, content)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,6 @@ file may only name the classes that `config.build` trusts.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from etils import epath
 
 from vit_jax import config, tree
 from vit_jax.config.values import hints_of, misfit
-from vit_jax.io.files import read_json, write_atomically
+from vit_jax.io.files import read_json, write_json
 from vit_jax.models.layers import Classifier, as_pair
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
@@ -267,7 +266,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
   folder.mkdir(parents=True, exist_ok=True)
   array_files.write(file, arrays)
   for name, content in texts.items():
-    write_atomically(folder / name, json.dumps(content, indent=2) + '\n')
+    write_json(folder / name, content)
   return [file, *(folder / name for name in texts)]
 
 

@@ -18,7 +18,6 @@ overlaps. Loops of unknown length count once, kernels that state no cost not at
 all.
 """
 
-import json
 from collections.abc import Sequence
 
 import jax
@@ -27,7 +26,7 @@ from absl import app, flags, logging
 from vit_jax import config
 from vit_jax import main as program
 from vit_jax.io import terminal
-from vit_jax.io.files import write_atomically
+from vit_jax.io.files import write_json
 from vit_jax.tools.compile import lowering, rows
 from vit_jax.types import UserError
 
@@ -74,7 +73,7 @@ def _run(topology):
     num_classes=_NUM_CLASSES.value,
   )
   if _JSON.value:
-    write_atomically(_JSON.value, json.dumps(row, indent=2) + '\n')
+    write_json(_JSON.value, row)
   rows.show(row, _OPERATIONS.value)
 
 
