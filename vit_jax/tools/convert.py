@@ -81,7 +81,6 @@ def format_of(target: str, format: str | None = None) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-  """Return the ArgumentParser."""
   made = parsers.parser(__doc__, 'tools.convert FROM TO [options]')
   arguments.add_weights(made, 'weights')
   add = made.add_argument
@@ -111,14 +110,9 @@ def parser() -> argparse.ArgumentParser:
   return made
 
 
+@terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
-  """Run the command."""
   args = parser().parse_args(argv)
-  with terminal.one_message():
-    _run(args)
-
-
-def _run(args):
   format = format_of(args.target, args.format)
   weights = arguments.read(
     args, patch_size=args.patch_size, num_classes=args.num_classes

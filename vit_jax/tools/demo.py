@@ -229,30 +229,30 @@ def parser() -> argparse.ArgumentParser:
   return made
 
 
+@terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
-  with terminal.one_message():
-    gr = _gradio()  # its absence should not be reported after a download
-    blocks = page(Explainer(arguments.read(args)), args.top_k)
-    fonts = {'font': ['system-ui', 'sans-serif'], 'font_mono': ['monospace']}
-    _, address, public = blocks.launch(
-      server_name=os.environ.get('GRADIO_SERVER_NAME', '127.0.0.1'),
-      server_port=args.port,
-      share=args.share,
-      max_file_size='50mb',
-      allowed_paths=[str(_EXAMPLE)],
-      quiet=True,
-      prevent_thread_lock=True,
-      ssr_mode=False,
-      footer_links=[],
-      theme=gr.themes.Default(**fonts),
-    )
-    print(f'The demo runs at {address} (Ctrl-C ends it).', flush=True)
-    if public:
-      print(f'Public link: {public}', flush=True)
-    # As Ctrl-C: the server ends in order, and deletes the images.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    blocks.block_thread()
+  gr = _gradio()  # its absence should not be reported after a download
+  blocks = page(Explainer(arguments.read(args)), args.top_k)
+  fonts = {'font': ['system-ui', 'sans-serif'], 'font_mono': ['monospace']}
+  _, address, public = blocks.launch(
+    server_name=os.environ.get('GRADIO_SERVER_NAME', '127.0.0.1'),
+    server_port=args.port,
+    share=args.share,
+    max_file_size='50mb',
+    allowed_paths=[str(_EXAMPLE)],
+    quiet=True,
+    prevent_thread_lock=True,
+    ssr_mode=False,
+    footer_links=[],
+    theme=gr.themes.Default(**fonts),
+  )
+  print(f'The demo runs at {address} (Ctrl-C ends it).', flush=True)
+  if public:
+    print(f'Public link: {public}', flush=True)
+  # As Ctrl-C: the server ends in order, and deletes the images.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  blocks.block_thread()
 
 
 if __name__ == '__main__':

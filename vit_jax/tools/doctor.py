@@ -114,7 +114,6 @@ def step_error() -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Run the command."""
   parsers.parser(__doc__, 'tools.doctor').parse_args(argv)
   for name, text in report().items():
     print(f'{name:<26} {text}')

@@ -17,6 +17,7 @@ from vit_jax.types import UserError
 from vit_jax.zoo import names, published
 
 
+@terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   parser = parsers.parser(__doc__, 'tools.names [NAME] [OPTIONS]')
   add = parser.add_argument
@@ -24,11 +25,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   add('--summary', action='store_true', help='shapes, parameters and FLOPs')
   add('--image_size', type=int, help='pixels (those in the name, or 224)')
   args = parser.parse_args(argv)
-  with terminal.one_message():
-    if args.summary:
-      print(summary(args.name, args.image_size))
-    else:
-      print(table(args.name))
+  if args.summary:
+    print(summary(args.name, args.image_size))
+  else:
+    print(table(args.name))
 
 
 def table(text: str) -> str:

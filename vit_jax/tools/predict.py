@@ -255,7 +255,9 @@ def _features_file(text):
   return path
 
 
-def _run(args):
+@terminal.one_message()
+def main(argv: Sequence[str] | None = None) -> None:
+  args = parser().parse_intermixed_args(argv)
   paths = image_files.find(args.images)
   weights = arguments.read(args)
   layer = args.layer if args.features else None
@@ -277,13 +279,7 @@ def _run(args):
   else:
     show = write_table if sys.stdout.isatty() else write_csv
     show(ranked(results, weights.class_names, args.top_k))
-  return exit_status(skipped, len(paths))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  args = parser().parse_intermixed_args(argv)
-  with terminal.one_message():
-    sys.exit(_run(args))
+  sys.exit(exit_status(skipped, len(paths)))
 
 
 if __name__ == '__main__':

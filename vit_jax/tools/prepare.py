@@ -44,22 +44,22 @@ _SOURCE_OPTIONS = {
 _COPY_BITS = 6  # Hashes of copies differ in at most so many of 64 bits.
 
 
+@terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
   options = {key: getattr(args, key) for key in _SOURCE_OPTIONS}
-  with terminal.one_message():
-    sources = {_split(x): _open(x, **options) for x in args.sources}
-    if len(sources) < len(args.sources):
-      raise UserError(
-        f'{args.sources} name a split twice. Write SPLIT=SOURCE for each.'
-      )
-    folder = write(
-      args.dest,
-      sources,
-      short_side=args.short_side,
-      shuffle=args.shuffle,
-      leave_out={x: _open(x) for x in args.leave_out},
+  sources = {_split(x): _open(x, **options) for x in args.sources}
+  if len(sources) < len(args.sources):
+    raise UserError(
+      f'{args.sources} name a split twice. Write SPLIT=SOURCE for each.'
     )
+  folder = write(
+    args.dest,
+    sources,
+    short_side=args.short_side,
+    shuffle=args.shuffle,
+    leave_out={x: _open(x) for x in args.leave_out},
+  )
   source = shlex.quote(f'tfds:{folder}:{next(iter(sources))}')
   terminal.say(
     'Train a small model on it, or set the source of any config:\n'

@@ -26,16 +26,16 @@ def parser() -> argparse.ArgumentParser:
   return made
 
 
+@terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> int:
   args = parser().parse_args(argv)
   # A training that is running may hold the accelerator.
   jax.config.update('jax_platforms', 'cpu')
-  with terminal.one_message():
-    found = Workdir(args.workdir)
-    for run in found.runs() if found.is_study else []:
-      if run.records:
-        page.write(run.path)
-    path = page.write(args.workdir, args.output)
+  found = Workdir(args.workdir)
+  for run in found.runs() if found.is_study else []:
+    if run.records:
+      page.write(run.path)
+  path = page.write(args.workdir, args.output)
   print(path)
   return 0
 

@@ -15,6 +15,7 @@ from vit_jax.tools import parsers
 from vit_jax.types import UserError
 
 
+@terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   from array_record.python.array_record_module import ArrayRecordWriter
   from grain.experimental import TFRecordIterDataset
@@ -22,25 +23,24 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser = parsers.parser(__doc__, 'tools.to_array_record FOLDER')
   parser.add_argument('folder', help='with dataset_info.json')
   folder = pathlib.Path(parser.parse_args(argv).folder).expanduser()
-  with terminal.one_message():
-    if not (files := sorted(folder.glob('*.tfrecord-*'))):
-      raise UserError(f'{folder} has no files named *.tfrecord-*.')
-    for path in terminal.track(files, len(files), unit='files'):
-      target = path.with_name(path.name.replace('.tfrecord-', '.array_record-'))
-      if target.exists():
-        continue
-      with replacing(target) as partial:
-        # One record per group, as TFDS writes them: single examples are read.
-        writer = ArrayRecordWriter(str(partial), 'group_size:1')
-        for record in TFRecordIterDataset(str(path)):
-          writer.write(record)
-        writer.close()
-    # TFDS reads here which other formats exist. Written when all files do.
-    info = folder / 'dataset_info.json'
-    content = read_json(info)
-    formats = {*content.get('alternativeFileFormats', ()), 'array_record'}
-    content['alternativeFileFormats'] = sorted(formats)
-    write_json(info, content)
+  if not (files := sorted(folder.glob('*.tfrecord-*'))):
+    raise UserError(f'{folder} has no files named *.tfrecord-*.')
+  for path in terminal.track(files, len(files), unit='files'):
+    target = path.with_name(path.name.replace('.tfrecord-', '.array_record-'))
+    if target.exists():
+      continue
+    with replacing(target) as partial:
+      # One record per group, as TFDS writes them: single examples are read.
+      writer = ArrayRecordWriter(str(partial), 'group_size:1')
+      for record in TFRecordIterDataset(str(path)):
+        writer.write(record)
+      writer.close()
+  # TFDS reads here which other formats exist. Written when all files do.
+  info = folder / 'dataset_info.json'
+  content = read_json(info)
+  formats = {*content.get('alternativeFileFormats', ()), 'array_record'}
+  content['alternativeFileFormats'] = sorted(formats)
+  write_json(info, content)
 
 
 if __name__ == '__main__':

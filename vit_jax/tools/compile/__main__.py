@@ -48,14 +48,10 @@ _OPERATIONS = flags.DEFINE_integer(
 )
 
 
+@terminal.one_message()
 def main(_: Sequence[str]) -> None:
-  """Run the command."""
   logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
-  with terminal.one_message():
-    _run(_TOPOLOGY.value)
-
-
-def _run(topology):
+  topology = _TOPOLOGY.value
   if not flags.FLAGS.config:
     raise UserError('--config=FILE is missing. Name the config of a training.')
   loaded = config.load(flags.FLAGS.config)

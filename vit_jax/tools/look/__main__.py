@@ -73,44 +73,6 @@ def parser() -> argparse.ArgumentParser:
   return made
 
 
-def _run(args):
-  paths = image_files.find(args.images) if args.images else []
-  weights = arguments.read(args)
-  names = _choose(args.figure, weights, paths)
-  output = pathlib.Path(args.output).expanduser()
-  output.mkdir(parents=True, exist_ok=True)
-  files = {name: output / f'{name}.{args.format}' for name in names}
-  of_images = [name for name in names if name in arrays.OF_IMAGES]
-  for name in names:
-    if name not in of_images:
-      getattr(figures, name)(weights, files[name])
-  if not of_images:
-    return 0
-  if of_images == ['tsne']:
-    paths = arrays.sample(paths, args.num_points)
-  looks = arrays.look_at(
-    weights, paths, figures=of_images, batch_size=args.batch_size
-  )
-  skipped: list[str] = []
-  looks = predict.readable(looks, len(paths), skipped)
-  looks = list(_kept(looks, args.num_maps))
-  classes = arrays.classes([x['path'] for x in looks])
-  for look, name in zip(looks, classes or ()):
-    look['class'] = name
-  fewer = {
-    'maps': ('--num_maps', looks[: args.num_maps]),
-    'tsne': ('--num_points', arrays.sample(looks, args.num_points)),
-  }
-  for name in of_images if looks else ():
-    flag, shown = fewer.get(name, ('', looks))
-    if len(shown) < len(looks):
-      text = f'{name}: {len(shown):,} of {len(looks):,} images ({flag})'
-      print(text, file=sys.stderr)
-    options = {'style': args.style} if name == 'rollout' else {}
-    getattr(figures, name)(weights, files[name], shown, **options)
-  return predict.exit_status(skipped, len(paths))
-
-
 def _choose(asked, weights, paths):
   """Return the names of the figures to draw; all that can be, by default."""
   found = arrays.obstacles(weights)
@@ -133,10 +95,44 @@ def _kept(looks, num_maps):
     yield {k: x for k, x in look.items() if i < counts.get(k, i + 1)}
 
 
+@terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
-  with terminal.one_message():
-    sys.exit(_run(args))
+  paths = image_files.find(args.images) if args.images else []
+  weights = arguments.read(args)
+  names = _choose(args.figure, weights, paths)
+  output = pathlib.Path(args.output).expanduser()
+  output.mkdir(parents=True, exist_ok=True)
+  files = {name: output / f'{name}.{args.format}' for name in names}
+  of_images = [name for name in names if name in arrays.OF_IMAGES]
+  for name in names:
+    if name not in of_images:
+      getattr(figures, name)(weights, files[name])
+  if not of_images:
+    sys.exit()
+  if of_images == ['tsne']:
+    paths = arrays.sample(paths, args.num_points)
+  looks = arrays.look_at(
+    weights, paths, figures=of_images, batch_size=args.batch_size
+  )
+  skipped: list[str] = []
+  looks = predict.readable(looks, len(paths), skipped)
+  looks = list(_kept(looks, args.num_maps))
+  classes = arrays.classes([x['path'] for x in looks])
+  for look, name in zip(looks, classes or ()):
+    look['class'] = name
+  fewer = {
+    'maps': ('--num_maps', looks[: args.num_maps]),
+    'tsne': ('--num_points', arrays.sample(looks, args.num_points)),
+  }
+  for name in of_images if looks else ():
+    flag, shown = fewer.get(name, ('', looks))
+    if len(shown) < len(looks):
+      text = f'{name}: {len(shown):,} of {len(looks):,} images ({flag})'
+      print(text, file=sys.stderr)
+    options = {'style': args.style} if name == 'rollout' else {}
+    getattr(figures, name)(weights, files[name], shown, **options)
+  sys.exit(predict.exit_status(skipped, len(paths)))
 
 
 if __name__ == '__main__':
