@@ -157,7 +157,8 @@ def train(
     abstract_params=ready.state.params,
   )
   eval_every = {name: timeline.steps(x.every) for name, x in evals.items()}
-  kinds = _kinds(ready.objective, evaluators)
+  kinds = {f'train/{k}': x for k, x in ready.objective.kinds.items()}
+  kinds |= evaluators_lib.kinds(evaluators)
   saver, save_every = checkpoints.open(workdir, timeline, eval_every, kinds)
   evaluators_lib.check_best_metric(checkpoints.best_metric, evaluators)
   newest = saver.latest_step()
@@ -277,11 +278,6 @@ def _transforms(evaluators):
   """Return those of the first evaluator that has some; None: none has."""
   found = (getattr(x, 'transforms', ()) for x in evaluators.values())
   return next(filter(None, found), None)
-
-
-def _kinds(objective, evaluators):
-  of_steps = {f'train/{k}': x for k, x in objective.kinds.items()}
-  return of_steps | evaluators_lib.kinds(evaluators)
 
 
 def _headline(ready, mesh):

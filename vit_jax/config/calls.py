@@ -15,6 +15,7 @@ from vit_jax.config.values import (
   ConfigDict,
   ConfigError,
   hints_of,
+  is_dict,
   items,
   join,
   misfit,
@@ -181,7 +182,7 @@ class _Plan:
     annotation = without_none(annotation)
     if annotation is ConfigDict:
       return value  # such as the runs of a study, whose turn comes later
-    if isinstance(value, Mapping | ConfigDict):
+    if is_dict(value):
       values, is_part = dict(items(value)), dataclasses.is_dataclass(annotation)
       if is_part and rest_field_of(annotation):
         return self.flat(annotation, values, where, others)
@@ -192,7 +193,7 @@ class _Plan:
         self.require_all(call)
         return call
       inner = item_of(annotation)
-      complete = [k for k, v in values.items() if _has_target(v)]
+      complete = [k for k, v in values.items() if is_dict(v) and 'target' in v]
       return {
         k: self.value(v, inner, join(where, k), complete)
         for k, v in values.items()
@@ -314,10 +315,6 @@ class _Plan:
     if missing := missing_of(call.fn, call.kwargs, supplied=hidden):
       where = f'{call.where}: ' if call.where else ''
       self.problems.append(f'{where}{_lacks(call.fn, missing)}')
-
-
-def _has_target(value):
-  return isinstance(value, Mapping | ConfigDict) and 'target' in value
 
 
 def has_calls(value: Any) -> bool:

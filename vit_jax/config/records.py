@@ -122,22 +122,15 @@ def _as_call(value):
   if isinstance(value, functools.partial):
     return Call(value.func, dict(value.keywords))
   if _is_nested(value) and not isinstance(value, dict | Duration):
-    return Call(type(value), _fields(value))
+    fields = [x.name for x in dataclasses.fields(value) if x.init]
+    names = [x for x in fields if x not in ('parent', 'name')]  # of Flax
+    return Call(type(value), {name: getattr(value, name) for name in names})
   return None
 
 
 def _is_nested(value):
   is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
   return isinstance(value, Call | dict) or is_object
-
-
-def _fields(value):
-  """Return {name: value} of the fields of a dataclass or Flax module."""
-  return {
-    field.name: getattr(value, field.name)
-    for field in dataclasses.fields(value)
-    if field.init and field.name not in ('parent', 'name')
-  }
 
 
 def plain(value: Any) -> Any:

@@ -58,7 +58,7 @@ def walk(value: Any, path: str = '') -> Iterator[tuple[str, Any]]:
   """
   if isinstance(value, list | tuple) and _has_dict(value):
     value = {str(i): inner for i, inner in enumerate(value)}
-  if _is_dict(value) and len(value):
+  if is_dict(value) and len(value):
     for key, inner in items(value):
       yield from walk(inner, join(path, key))
   else:
@@ -68,10 +68,11 @@ def walk(value: Any, path: str = '') -> Iterator[tuple[str, Any]]:
 def _has_dict(value):
   if isinstance(value, list | tuple):
     return any(map(_has_dict, value))
-  return _is_dict(value)
+  return is_dict(value)
 
 
-def _is_dict(value):
+def is_dict(value: Any) -> bool:
+  """Return whether a value is a dict or a ConfigDict."""
   return isinstance(value, Mapping | ConfigDict)
 
 
@@ -208,7 +209,8 @@ def _misfit(value, annotation):
       adapter.validate_python(candidate)
       return ''
     except pydantic.ValidationError as error:
-      reason = _reason(error.errors()[0])
+      text = error.errors()[0]['msg'].replace('Value error,', 'must be')
+      reason = text.replace('Input should be', 'must be')
     except TypeError:  # a protocol
       return ''
   return reason
@@ -273,11 +275,6 @@ def with_tuples(value: Any) -> Any:
   if isinstance(value, list | tuple):
     return tuple(with_tuples(v) for v in value)
   return value
-
-
-def _reason(error):
-  text = error['msg'].replace('Value error, ', 'Input should be ')
-  return text.replace('Input should be', 'must be')
 
 
 def _literals(annotation):

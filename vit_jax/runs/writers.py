@@ -124,12 +124,7 @@ class MLflow:
 
 
 def _parts(values, most):
-  """Yield the values in parts that are as large as MLflow allows."""
-  items = [(_plain(name), value) for name, value in values.items()]
+  """Yield the values in parts, with sizes and names that MLflow allows."""
+  items = [(re.sub(r'[^\w\-. :/]', '_', k), v) for k, v in values.items()]
   for i in range(0, len(items), most):
     yield dict(items[i : i + most])
-
-
-def _plain(name):
-  """Return a name with the characters that MLflow allows."""
-  return re.sub(r'[^\w\-. :/]', '_', name)
