@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from vit_jax.io import terminal
 from vit_jax.parallel import sharding
-from vit_jax.types import Model, UserError
+from vit_jax.types import Model, PyTree, UserError
 
 GIB = 2**30
 
@@ -71,12 +71,12 @@ def report(
     ('batch of images', 'x'.join(map(str, batch['image'].shape))),
     ('steps', f'{steps:,}'),
     ('mesh', f'{axes} ({mesh.devices.flat[0].device_kind})'),
-    ('state on a device', _on_a_device(state)),
-    *(('teacher on a device', _on_a_device(x)) for x in teacher),
   ]
+  sizes = [('state', gib_on_a_device(state))]
+  sizes += [('teacher', gib_on_a_device(x)) for x in teacher]
   if memory is not None:
-    size = f'{memory.temp_size_in_bytes / GIB:.3f} GiB'
-    rows.append(('temporaries on a device', size))
+    sizes.append(('temporaries', memory.temp_size_in_bytes / GIB))
+  rows += [(f'{name} on a device', f'{gib:.3f} GiB') for name, gib in sizes]
   terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
 
 
@@ -98,10 +98,9 @@ def explaining(advice: str) -> Iterator[None]:
     ) from error
 
 
-def _on_a_device(arrays):
-  """Return the size of the part of a tree that a device holds, as text."""
-  size = sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+def gib_on_a_device(arrays: PyTree) -> float:
+  """Return the size in GiB of the part of a tree that a device holds."""
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize / GIB
     for x in jax.tree.leaves(arrays)
   )
-  return f'{size / GIB:.3f} GiB'

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import math
 import os
 import pathlib
 import re
@@ -20,7 +19,7 @@ from vit_jax import config as configs
 from vit_jax import setup
 from vit_jax.analysis import flops
 from vit_jax.models import attention
-from vit_jax.runs.compiled import GIB
+from vit_jax.runs.compiled import gib_on_a_device
 from vit_jax.tools.compile import roofline, rows
 from vit_jax.train import train
 from vit_jax.types import Shape, UserError
@@ -99,10 +98,6 @@ def lower(
     step_flop = flops.count(ready.step, *ready.shapes)
   heads = getattr(model, 'num_heads', None)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
-  argument_bytes = sum(  # of one device
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(ready.shapes)
-  )
   return lowered, {
     'device_kind': devices[0].device_kind,
     'mesh': ', '.join(axes) or '1 device',
@@ -112,7 +107,7 @@ def lower(
     'head_dim': heads and model.width // heads,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'parameters': ready.num_params,
-    'arguments_gib': argument_bytes / GIB,
+    'arguments_gib': gib_on_a_device(ready.shapes),
     'model_tflop': ready.flops_per_step() / mesh.size / 1e12,
     'step_tflop': step_flop / mesh.size / 1e12,
   }
