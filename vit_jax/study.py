@@ -67,8 +67,7 @@ def study(
     report: objects with __call__(results), which writes about the runs that are
       done, and check(results), which raises ValueError if no run can fill it.
     shared: values that runs refer to.
-    discard: regular expression of the runs whose checkpoints are deleted once
-      the run is done.
+    discard: regular expression of runs whose checkpoints are deleted when done.
     writers: more writers of metrics, see `train`, of each run that has none.
     member: name or number of the only run to do, for job arrays.
     report_only: do no run.
@@ -192,11 +191,7 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
 
 def outcome(path: epath.Path) -> dict[str, Any]:
   """Return 'seconds' and maybe 'diverged' of a run that has ended, else {}."""
-  try:
-    found = workdirs.read(path, DONE)
-    return found and found | {'seconds': float(found['seconds'])}
-  except (KeyError, TypeError, ValueError) as e:
-    raise UserError(f'{path / DONE} is damaged. Delete it to resume.') from e
+  return workdirs.read(path, DONE)
 
 
 def _wanted(runs, member, needs, workdir):
@@ -293,10 +288,7 @@ def _announce(name, runs, workdir):
 
 
 def _run(config, path, preset, allowed):
-  """Do a run and mark it as done, with its seconds and whether it diverged.
-
-  It gets the part of the study's preset that is about it.
-  """
+  """Do a run and mark it as done, with its seconds and whether it diverged."""
   key, changed = f'runs.{path.name}.', preset.get('changed', {})
   own = {
     name.removeprefix(key): values
