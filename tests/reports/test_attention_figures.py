@@ -67,9 +67,8 @@ def test_figures_of_any_shape(tmp_path):
   )
   similarity = rng.uniform(-1, 1, (2, 6, 2, 6))
   embedding_figures.positions(similarity, tmp_path / 'positions.png')
-  embedding_figures.filters(
-    rng.uniform(size=(9, 8, 4, 3)), tmp_path / 'filters.png'
-  )
+  tiles = rng.uniform(size=(9, 8, 4, 3))
+  embedding_figures.filters(tiles, tmp_path / 'filters.png', title='filters')
   assert (tmp_path / 'distance.pdf').read_bytes().startswith(b'%PDF')
   for path in tmp_path.glob('*.png'):
     with PIL.Image.open(path) as image:

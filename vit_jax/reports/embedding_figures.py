@@ -8,11 +8,9 @@ from etils import epath
 from vit_jax.reports import pictures
 
 
-def filters(
-  tiles: np.ndarray, path: epath.Path, *, title: str = '', columns: int = 7
-) -> None:
+def filters(tiles: np.ndarray, path: epath.Path, *, title: str) -> None:
   """Draw filters, tiles [n, H, W, 3] in [0, 1], row by row (Fig. 7 left)."""
-  made, _ = pictures.grid(list(tiles), min(columns, len(tiles)), 0.62)
+  made, _ = pictures.grid(list(tiles), min(7, len(tiles)), 0.62)
   made.suptitle(title, fontsize=10)
   pictures.save(made, path, dpi=200, tight=True)
 
@@ -80,10 +78,7 @@ def norms(
 def scatter(
   points: np.ndarray, path: epath.Path, classes: Sequence[str] | None = None
 ) -> None:
-  """Draw images as points [n, 2] of t-SNE, colored by the name of their class.
-
-  Names are at the middle of their points. None: one color.
-  """
+  """Draw images as points [n, 2] of t-SNE, colored by class (None: alike)."""
   from matplotlib import colormaps
 
   classes = classes or [''] * len(points)
