@@ -41,9 +41,8 @@ def load(
 ) -> tuple[Model, Params]:
   """Return the model and the parameters of a weights file or a workdir.
 
-  The GELU is 'tanh' for .npz and 'exact' for timm unless config.json says
-  otherwise; images of a model without a table of positions have 224 pixels per
-  side.
+  Unless config.json says otherwise, the GELU is 'tanh' for .npz and 'exact' for
+  timm; images of a model without a table of positions have 224 x 224 pixels.
 
   Args:
     path: file or folder, local or remote, see weights/formats.py.

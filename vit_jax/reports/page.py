@@ -1,7 +1,6 @@
 """WORKDIR/report.html: a run or a study as one page that needs no network.
 
-It is made from the files in the workdir, also of a run that is still running
-or was stopped.
+It is made from the files in the workdir, also of a run that has not finished.
 """
 
 import base64
@@ -33,10 +32,7 @@ _WORST = 24  # mistakes on a page
 
 
 def write_at_end(workdir: PathLike) -> None:
-  """Write the page of a run that has ended, on the first host.
-
-  An error is only printed.
-  """
+  """Write the page of a run that has ended, on the first host."""
   if jax.process_index():
     return
   try:
@@ -50,10 +46,7 @@ def write_at_end(workdir: PathLike) -> None:
 
 
 def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
-  """Write the page of a run or a study; return its path.
-
-  By default this is report.html in the workdir.
-  """
+  """Write the page of a run or a study, by default into it; return its path."""
   found = Workdir(workdir)
   if not found.config and not found.records:
     raise UserError(

@@ -97,10 +97,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 class NonFiniteError(FloatingPointError, UserError):
-  """A metric of a training step, or the state after it, is NaN or Inf.
-
-  The attribute `cause` names the value and the step.
-  """
+  """A metric or the state of a step is NaN or Inf; `cause` says which."""
 
   def __init__(self, cause: str) -> None:
     super().__init__(

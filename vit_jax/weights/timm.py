@@ -5,8 +5,7 @@
      'pretrained_cfg': {'input_size': [3, 224, 224], 'mean': [...], ...}}
 
 is config.json. Older files have the content of pretrained_cfg at the top and no
-model_args. We also write 'activation', which timm ignores. FAMILIES lists the
-supported models.
+model_args. We also write 'activation', which timm ignores.
 """
 
 import dataclasses
