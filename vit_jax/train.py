@@ -174,11 +174,15 @@ def train(
     compiled.explaining(_MEMORY),
   ):
     # 4. The state to start from: a checkpoint, weights, or scratch.
-    if newest is None:
-      state, saved, origin = _begin(ready, seed, init_from)
-    else:
+    saved: dict[str, Any] = {'position': 0}
+    if newest is not None:
       state, saved = saver.restore(ready.state)
       origin = f'resumed at step {newest} of {workdir}'
+    else:
+      state = ready.init(jax.random.key(seed))
+      origin = 'initialised from scratch'
+      if init_from:
+        state, origin = surgery.load_into(state, ready.described, init_from)
     start = int(state.step)
     check_finite(state, start, mesh)
     teacher = [ready.objective.teacher.load(x) for x in ready.shapes[2:]]
@@ -264,14 +268,6 @@ def train(
   confusion.write_all(workdir, evaluators, class_names=examples.class_names)
   page.write_at_end(workdir)
   return state
-
-
-def _begin(ready, seed, init_from):
-  """Return the state of step 0, what a checkpoint adds to it, its origin."""
-  state, origin = ready.init(jax.random.key(seed)), 'initialised from scratch'
-  if init_from:
-    state, origin = surgery.load_into(state, ready.described, init_from)
-  return state, {'position': 0}, origin
 
 
 def _transforms(evaluators):

@@ -35,15 +35,7 @@ from vit_jax.io.files import read_json
 from vit_jax.parallel import hosts
 from vit_jax.parallel.sharding import in_host_memory
 from vit_jax.runs import workdirs
-from vit_jax.types import (
-  Array,
-  Count,
-  Kind,
-  Kinds,
-  PathLike,
-  UserError,
-  kind_of,
-)
+from vit_jax.types import Count, Kind, Kinds, PathLike, UserError, kind_of
 
 # Odd numbers: multiplication by one is a bijection of 32-bit words.
 _GOLDEN, _MIX = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)
@@ -285,7 +277,7 @@ def _check_fits(path, arrays, items):
       )
 
 
-def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
+def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
   """Return {name: checksum}, computed where the arrays are."""
   arrays = {k: _without_keys(x) for k, x in arrays.items()}
   if all(map(in_host_memory, arrays.values())):  # without a compilation

@@ -33,16 +33,7 @@ from vit_jax.io.files import is_local, write_atomically
 from vit_jax.parallel.sharding import in_host_memory, replicated
 from vit_jax.runs import workdirs
 from vit_jax.runs.writers import MetricsWriter
-from vit_jax.types import (
-  ACCOUNT,
-  LOSS,
-  Kind,
-  Kinds,
-  Metrics,
-  PathLike,
-  PyTree,
-  UserError,
-)
+from vit_jax.types import ACCOUNT, LOSS, Kind, Kinds, PathLike, UserError
 
 NAME = 'metrics.jsonl'
 KINDS = 'kinds.json'  # what these metrics are, see types.Kind
@@ -108,7 +99,7 @@ class NonFiniteError(FloatingPointError, UserError):
     self.cause = cause
 
 
-def check_finite(state: PyTree, step: int, mesh: Mesh) -> None:
+def check_finite(state: Any, step: int, mesh: Mesh) -> None:
   """Raise NonFiniteError if an array of the state after a step has NaN or Inf.
 
   All hosts must call this function together, with arrays on the mesh.
@@ -304,7 +295,9 @@ class Monitor:
     yield
     self._stopwatch.lap(phase)
 
-  def step(self, step: int, metrics: Metrics, *, skipped: int = 0) -> None:
+  def step(
+    self, step: int, metrics: Mapping[str, jax.Array], *, skipped: int = 0
+  ) -> None:
     """Take the metrics of a dispatched step, and log the step before.
 
     `skipped` is the number of different unreadable examples so far.
