@@ -13,7 +13,7 @@ head, with and without an anchor, at a tenth of the rate (the default of
 configs/pretrain_folder.py) and at the whole rate. The drift of its patches is
 the mean squared change of their cosines since the start.
 
-Small models have the best of three learning rates in short runs, and
+Small models have the best of three learning rates at half the compute, and
 fine-tuning the best of two, chosen on training digits alone with one more seed.
 The larger model has the one that was best in self_supervised_embedded.py.
 
@@ -37,7 +37,7 @@ METHODS = {  # name: (title, FLOPs of a step relative to 'lejepa')
   'labels': ('labels', 0.21),
   'distilled': ('distilled', 0.833),
 }
-STEPS = {'short': 60, 'long': 240}  # of LeJEPA, with 128 images
+STEPS = {'half': 120, 'full': 240}  # of LeJEPA, with 128 images
 LOW_RATES = {'tenth': ('a tenth of the rate', 0.1), 'whole': ('the rate', 1.0)}
 ANCHORS = {'free': ('no anchor', 0.0), 'anchor': ('anchor', 1.0)}
 COLUMNS = {
@@ -54,7 +54,7 @@ def get_config(argument=''):
     runs[f'teacher_seed{seed}'] = teacher(args, seed)
   for name in METHODS:
     for rate in RATES[:1] if args.tiny else RATES:
-      run = student(args, name, 'short', embedded.TRIAL, rate)
+      run = student(args, name, 'half', embedded.TRIAL, rate)
       runs[f'{name}_lr{rate:.0e}'] = run
     for length, seed in itertools.product(STEPS, seeds):
       run = student(args, name, length, seed)
@@ -67,7 +67,7 @@ def get_config(argument=''):
   for rate, anchor, seed in itertools.product(LOW_RATES, ANCHORS, seeds):
     run = continued(args, rate, anchor, seed)
     runs[f'{rate}_{anchor}_seed{seed}'] = run
-  discard = '.*_lr.*|.*_short.*|(tuned|tenth|whole).*'
+  discard = '.*_lr.*|.*_half.*|(tuned|tenth|whole).*'
   return common.study(runs, reports(), discard=discard)
 
 
@@ -113,7 +113,7 @@ def distil(config, path):
 
 def finetune(args, name, seed, lr):
   of = 0 if seed == embedded.TRIAL else seed
-  start = name if name == 'scratch' else f'{name}_long_seed{of}'
+  start = name if name == 'scratch' else f'{name}_full_seed{of}'
   config = alone.finetune(args, start, seed)
   config.model.update(SMALL)
   config.schedule.lr = lr
@@ -147,7 +147,7 @@ def of_students():
   columns = COLUMNS | {'shared neighbours': 'watch/shared_neighbours'}
   cells, panels, paired = [], [], {length: [] for length in STEPS}
 
-  def add(row, column, runs, metric='val/accuracy', length='long'):
+  def add(row, column, runs, metric='val/accuracy', length='full'):
     y = embedded.measured(runs, metric)
     label = row if row == 'from scratch' else f'{row}, {length}'
     cells.append({'row': label, 'column': column} | y)
@@ -165,8 +165,8 @@ def of_students():
     if column in COLUMNS:
       y = embedded.measured('teacher', metric)
       cells.append({'row': 'the teacher', 'column': column} | y)
-      unit = embedded.measured('lejepa_long', 'exaflops')
-      how = {'relative_to': unit, 'ticks': {0.25: '1/4', 1: '1'}}
+      unit = embedded.measured('lejepa_full', 'exaflops')
+      how = {'relative_to': unit, 'ticks': {0.5: '1/2', 1: '1'}}
       panels.append(alone.panel(column, 'compute', lines, **how))
   for name, title in {**METHODS, 'scratch': ('from scratch',)}.items():
     add(title[0], 'fine-tuned, 10 per class', f'tuned_{name}')
