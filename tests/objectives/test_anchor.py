@@ -1,24 +1,16 @@
-"""An anchor: recorded numbers, other objectives, the frozen start, any mesh."""
+"""An anchor: recorded numbers, other objectives, the frozen start."""
 
 import functools
-import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import on_mesh
-import optax
 import pytest
 import record_dinov2 as recorder
 import recorded_dinov2 as recorded
 import tiny
-from synthetic import Synthetic
 
-from vit_jax import tree
-from vit_jax.config import Provenance
-from vit_jax.data.pipeline import Data
-from vit_jax.data.transforms import MultiCrop
-from vit_jax.durations import Timeline, steps
+from vit_jax.durations import Timeline
 from vit_jax.models.layers import Normalize
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.resnet import ResNet
@@ -26,12 +18,8 @@ from vit_jax.objectives.anchor import Start, anchored, similarities
 from vit_jax.objectives.dino import Dino, DinoHead
 from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
 from vit_jax.objectives.mae import Mae
-from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
-from vit_jax.runs.checkpoint import Checkpoints
-from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.step import Context
-from vit_jax.train import train
 from vit_jax.types import UserError
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
@@ -113,22 +101,6 @@ def test_similarities_are_cosines_within_an_image():
   np.testing.assert_allclose(found[1, 2], x @ x.T, atol=1e-6)
 
 
-def test_any_mesh_gives_the_same(path):
-  found = []
-  for axes in ({'data': 1}, {'data': 2, 'fsdp': 2}):
-    rules = sharding.fsdp(min_elements=64) if 'fsdp' in axes else None
-    first = on_mesh.start(
-      MODEL,
-      make(path, 'lejepa'),
-      (16, 16, 3),
-      lambda params: optax.sgd(0.1),
-      axes,
-      rules=rules,
-    )
-    found.append(on_mesh.losses_of(*first, map(batch_of, range(3)))[1])
-  np.testing.assert_allclose(found[1], found[0], rtol=2e-5)
-
-
 def test_what_cannot_be_anchored_is_refused(path):
   for model, objective, named in (
     (ResNet(stages=(1,), num_classes=0), INNER['lejepa'], 'a ResNet'),
@@ -146,42 +118,3 @@ def test_what_cannot_be_anchored_is_refused(path):
   mesh = sharding.make_mesh(jax.devices()[:1])
   with pytest.raises(UserError, match=r'(?s)do not fit.*registers'):
     teacher.load(teacher.abstract_params(mesh))
-
-
-@pytest.mark.slow
-def test_a_run_resumes_bit_by_bit_from_the_same_start_only(path, tmp_path):
-  """The trunk is frozen for a step; the start is not saved."""
-  source = Synthetic(image_size=20, num_classes=4, num_examples=32)
-  crop = MultiCrop(16, local_size=8, local_count=2)
-
-  def run(workdir, path=path, **options):
-    start = Start(InitFrom(path))
-    return train(
-      workdir,
-      model=MODEL.clone(dropout=0.5),
-      data=Data(source, 8, transforms=(crop,), labels=False),
-      objective=functools.partial(anchored, objective=LEJEPA, start=start),
-      optimizer=Optimizer(
-        optax.adamw, freeze=('(?!objective/).*',), thaw=steps(1)
-      ),
-      schedule=lambda timeline: lambda step: 1e-2,
-      total=steps(4),
-      init_from=InitFrom(path),
-      checkpoints=Checkpoints(every=steps(2), keep_last=2),
-      **options,
-    )
-
-  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-  expected = run(whole)
-  shutil.copytree(whole, parts)
-  shutil.rmtree(parts / 'checkpoints' / '4')
-  resumed = run(parts)
-  jax.tree.map(np.testing.assert_array_equal, resumed.params, expected.params)
-  assert not any('teacher' in path for path in tree.flatten(expected))
-  other = tmp_path / 'other.npz'
-  weights = tiny.weights(MODEL, (24, 24, 3), seed=3)
-  formats.write(weights, other, 'vit_jax')
-  shutil.rmtree(parts / 'checkpoints' / '4')
-  allowed = Provenance(allow_changes=('init_from', 'objective.start.init_from'))
-  with pytest.raises(ChangedRunError, match=r'objective\.start\.weights'):
-    run(parts, str(other), provenance=allowed)

@@ -1,33 +1,20 @@
-"""DINOv2: recorded numbers in float64, masks, any mesh, what is refused."""
-
-import functools
-import shutil
+"""DINOv2: recorded numbers in float64, masks, and what is refused."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import on_mesh
-import optax
 import pytest
 import record_dinov2 as recorder
 import recorded_dinov2 as recorded
 import tiny
-from synthetic import Synthetic
 
-from vit_jax.data.pipeline import Data
-from vit_jax.data.transforms import MultiCrop
-from vit_jax.durations import Timeline, steps
+from vit_jax.durations import Timeline
 from vit_jax.models.pooling import Mean, NoPooling
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.objectives.block_masks import BlockMasks
-from vit_jax.objectives.dino import DinoHead, SinkhornKnopp
+from vit_jax.objectives.dino import SinkhornKnopp
 from vit_jax.objectives.dinov2 import DinoV2, koleo
-from vit_jax.optim.optimizers import Optimizer
-from vit_jax.parallel import sharding
-from vit_jax.parallel.sharding import MeshSizes
-from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.step import Context
-from vit_jax.train import train
 from vit_jax.types import UserError
 
 KEY = jax.random.key(0)
@@ -99,30 +86,6 @@ def test_a_shared_head_is_that_of_class_tokens():
   np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
-def batches():
-  for i in range(3):
-    crops = recorder.crops(i)
-    yield {'image': crops['image'], 'local': crops['local'][:, :, :8, :8]}
-
-
-def test_any_mesh_gives_the_same():
-  found = []
-  for axes in ({'data': 1}, {'data': 2, 'fsdp': 2}):
-    rules = sharding.fsdp(min_elements=64) if 'fsdp' in axes else None
-    state, step = on_mesh.start(
-      recorded.MODEL,
-      make(),
-      (16, 16, 3),
-      lambda params: optax.sgd(0.5),
-      axes,
-      rules=rules,
-    )
-    found.append(on_mesh.losses_of(state, step, batches()))
-  (one, losses), (other, same) = found
-  np.testing.assert_allclose(same, losses, rtol=1e-5)
-  tiny.assert_trees_close(other.params, one.params, rtol=1e-4, atol=1e-5)
-
-
 def test_what_does_not_fit_is_refused_before_the_first_step():
   timeline = Timeline(1, 8, 10)
   with pytest.raises(UserError, match=r'batch_size=1.*koleo_weight=0'):
@@ -139,32 +102,3 @@ def test_what_does_not_fit_is_refused_before_the_first_step():
       make(model)
   model = recorded.MODEL.clone(pooling=Mean())
   assert make(model).init(KEY, IMAGES)
-
-
-@pytest.mark.slow
-def test_a_run_resumes_bit_by_bit(tmp_path):
-  """Masks and heads, too, on any mesh."""
-  head = DinoHead(16, 12, 6)
-  crop = MultiCrop(12, local_size=8, local_count=2)
-  source = Synthetic(image_size=16, num_classes=4, num_examples=32)
-  run = functools.partial(
-    train,
-    model=recorded.MODEL.clone(depth=1, stochastic_depth=0.5),
-    data=Data(source, 8, transforms=(crop,), labels=False),
-    objective=functools.partial(DinoV2, head=head, patch_head=head),
-    optimizer=Optimizer(optax.adam),
-    schedule=lambda timeline: lambda step: 1e-2,
-    total=steps(4),
-    checkpoints=Checkpoints(every=steps(2), keep_last=2),
-    mesh=MeshSizes(data=2, fsdp=2, model=2),
-  )
-  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-  expected = run(whole)
-  shutil.copytree(whole, parts)
-  shutil.rmtree(parts / 'checkpoints' / '4')
-  resumed = run(parts)
-  for name in ('params', 'ema'):
-    found = (getattr(x, name) for x in (resumed, expected))
-    jax.tree.map(np.testing.assert_array_equal, *found)
-  with pytest.raises(ValueError, match='accum_steps=2'):
-    run(tmp_path / 'other', accum_steps=2)

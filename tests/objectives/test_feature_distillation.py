@@ -1,13 +1,11 @@
-"""Feature distillation: formulas in float64, any teacher, mesh and resume."""
+"""Feature distillation: formulas in float64, and any teacher."""
 
 import dataclasses
 import functools
-import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import on_mesh
 import optax
 import pytest
 import record_feature_distillation as recorder
@@ -16,7 +14,7 @@ from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
-from vit_jax.durations import Timeline, steps
+from vit_jax.durations import Timeline
 from vit_jax.evals.representation import Representation
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Mean
@@ -27,12 +25,8 @@ from vit_jax.objectives.feature_distillation import (
   queue_length,
 )
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
-from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
-from vit_jax.parallel.sharding import MeshSizes
-from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.step import Context, TrainState, train_step
-from vit_jax.train import train
 from vit_jax.weights import formats
 
 KEY = jax.random.key(0)
@@ -251,66 +245,6 @@ def test_options_have_an_effect(teacher_file):
   ):
     found = loss(dataclasses.replace(first, **changes))
     assert abs(found - expected) > 1e-4 * expected, changes
-
-
-# Training.
-
-
-def run(path, axes):
-  loss_fn = make(path, views=Views((Colour(),)))
-  rules = sharding.fsdp(min_elements=64) if 'fsdp' in axes else None
-  first = on_mesh.start(
-    *(STUDENT, loss_fn, (16, 16, 3), lambda params: optax.sgd(0.1), axes),
-    rules=rules,
-  )
-  batches = [{'image': np.roll(IMAGES, i, axis=1)} for i in range(3)]
-  state, losses = on_mesh.losses_of(*first, batches)
-  return (state.params, state.carried), losses
-
-
-def test_any_mesh_gives_the_same(teacher_file):
-  expected = run(teacher_file, {'data': 1})
-  found = run(teacher_file, {'data': 2, 'fsdp': 2})
-  assert not found[0][1].sharding.is_fully_replicated  # the queue
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, 1e-4, 1e-5), found, expected
-  )
-
-
-def arguments(path, **changes):
-  source = Synthetic(image_size=16, num_classes=4, num_examples=32)
-  return {
-    'model': STUDENT,
-    'data': Data(source, 8, labels=False),
-    'objective': functools.partial(
-      FeatureDistillation, teacher=FrozenTeacher(path)
-    ),
-    'optimizer': Optimizer(optax.adam),
-    'schedule': lambda timeline: lambda step: 1e-2,
-    'checkpoints': Checkpoints(every=steps(2), keep_last=2),
-    'total': steps(4),
-    'mesh': MeshSizes(data=2, fsdp=2, model=2),
-  } | changes
-
-
-def test_micro_batches_are_refused(teacher_file, tmp_path):
-  with pytest.raises(ValueError, match='accum_steps=2'):
-    train(tmp_path, **arguments(teacher_file, accum_steps=2))
-
-
-@pytest.mark.slow
-def test_a_run_resumes_bit_by_bit(teacher_file, tmp_path):
-  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-  expected = train(whole, **arguments(teacher_file))
-  shutil.copytree(whole, parts)
-  shutil.rmtree(parts / 'checkpoints' / '4')
-  resumed = train(parts, **arguments(teacher_file))
-  for name in ('params', 'opt_state', 'carried'):
-    found = (getattr(x, name) for x in (resumed, expected))
-    jax.tree.map(np.testing.assert_array_equal, *found)
-  assert expected.carried.shape == (16, 12) and np.any(expected.carried)
-  params = formats.read(whole).params
-  assert not any(path.startswith('objective') for path in params)
 
 
 # The student against the teacher.

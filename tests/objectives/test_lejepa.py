@@ -1,4 +1,4 @@
-"""LeJEPA: the losses of lightly and stable-pretraining, any mesh, collapse."""
+"""LeJEPA: the losses of lightly and stable-pretraining, and collapse."""
 
 import dataclasses
 import functools
@@ -6,26 +6,18 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import on_mesh
 import optax
 import pytest
 import record_lejepa
 import seeded
 import tiny
-from synthetic import Synthetic
 
 from vit_jax import tree
-from vit_jax.data.pipeline import Data
-from vit_jax.data.transforms import MultiCrop
-from vit_jax.durations import steps
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives import lejepa
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
-from vit_jax.optim.optimizers import Optimizer
-from vit_jax.parallel import sharding
 from vit_jax.step import TrainState, train_step
-from vit_jax.train import train
 from vit_jax.weights import timm
 
 KEY = jax.random.key(0)
@@ -146,37 +138,11 @@ def test_visreg_moves_collapsed_images_apart():
   assert jnp.vdot(gradient(z, slices), z) < 0
 
 
-def step_of(objective, tx, **axes):
-  """Return (initial state, function (state, batch) -> (state, metrics))."""
-  given = objective.model, objective, (16, 16, 3), lambda params: tx, axes
-  return on_mesh.start(*given, rules=sharding.fsdp(min_elements=64))
-
-
-@pytest.mark.parametrize(
-  'regularizer',
-  [Sigreg(), pytest.param(Visreg(slices=64), marks=pytest.mark.slow)],
-)
-def test_any_mesh_gives_the_same_losses(regularizer):
-  """Batch norm, characteristic functions and sorting see the global batch."""
-  model = MODEL.clone(dropout=0.5)
-  objective, losses = make(model, regularizer=regularizer), []
-  for axes in ({'data': 1, 'fsdp': 1}, {'data': 2, 'fsdp': 2}):
-    state, step = step_of(objective, optax.adam(0.01), **axes)
-    for i in range(3):
-      batch = jax.tree.map(lambda x: x[:4], batch_of(i))
-      state, metrics = step(state, batch)
-      losses.append(float(metrics['loss']))
-  np.testing.assert_allclose(losses[3:], losses[:3], rtol=2e-5)
-  assert len(set(losses[:3])) == 3
-  weight = regularizer.weight
-  loss = weight * metrics['regularization']
-  loss += (1 - weight) * metrics['invariance']
-  np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-6)
-
-
 def test_each_step_has_its_slices_colours_and_dropout():
   """With the same parameters and batch, here without local views."""
-  batch = {'image': batch_of(0)['image']}
+  batch, tx = {'image': batch_of(0)['image']}, optax.sgd(0.0)
+  images = jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)
+  params = tree.unflatten(tiny.normal_params(MODEL, images.shape[1:], 0.3))
   flip = dataclasses.replace(PLAIN, flip=0.5)
   for model, views, changes in (
     (MODEL, make(MODEL).views, False),
@@ -184,32 +150,13 @@ def test_each_step_has_its_slices_colours_and_dropout():
     (MODEL.clone(dropout=0.5), make(MODEL).views, True),
   ):
     objective = make(model, views=views, regularizer=Sigreg(slices=8))
-    first, step = step_of(objective, optax.sgd(0.0), data=1, fsdp=1)
-    found = []
-    for number in (0, 0, 1):
-      state = jax.tree.map(jnp.copy, first)
-      state = dataclasses.replace(state, step=jnp.int32(number))
-      found.append(step(state, batch)[1])
+    step = jax.jit(functools.partial(train_step, loss_fn=objective, tx=tx))
+    params['objective'] = objective.init(KEY, images)
+    found = [
+      step(TrainState(jnp.int32(i), params, tx.init(params), KEY), batch)[1]
+      for i in (0, 0, 1)
+    ]
     one, same, other = (x['regularization'] for x in found)
     assert one == same != other
     one, same, other = (x['invariance'] for x in found)
     assert one == same and (one != other) == changes
-
-
-def test_training_refuses_micro_batches(tmp_path):
-  source = Synthetic(image_size=20, num_classes=4, num_examples=32)
-  crop = MultiCrop(16, local_size=8, local_count=3)
-  run = functools.partial(
-    train,
-    model=MODEL,
-    data=Data(source, 16, transforms=(crop,), labels=False),
-    objective=make,
-    preprocess=Normalize(),
-    optimizer=Optimizer(optax.adamw),
-    schedule=lambda timeline: lambda step: 1e-3,
-    total=steps(2),
-  )
-  with pytest.raises(ValueError, match='accum_steps=2'):
-    run(tmp_path, accum_steps=2)
-  state = run(tmp_path)
-  assert state.params['objective']['layer_3']['kernel'].shape == (10, 4)

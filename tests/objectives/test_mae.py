@@ -1,4 +1,4 @@
-"""Masked autoencoders: transformers' numbers, what is hidden, any mesh."""
+"""Masked autoencoders: transformers' numbers, and what is hidden."""
 
 import functools
 import re
@@ -6,7 +6,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import on_mesh
 import optax
 import pytest
 import tiny
@@ -17,7 +16,6 @@ from vit_jax.models.pooling import ClassToken, Mean
 from vit_jax.models.posemb import SinCos2d
 from vit_jax.models.resnet import Hybrid
 from vit_jax.objectives.mae import Decoder, Mae
-from vit_jax.optim.optimizers import Optimizer
 from vit_jax.weights.families import hf_vit
 from vit_jax.weights.keymap import Key, KeyMap, linear, norm
 from vit_jax.zoo import names
@@ -233,22 +231,3 @@ def test_all_models_learn(channels, fields):
 def test_models_that_cannot_leave_patches_out():
   with pytest.raises(ValueError, match='no hybrid'):
     make(embedding=Hybrid(1, stages=(1,)))
-
-
-# Training.
-
-
-def run_steps(mae, axes, **options):
-  rule = functools.partial(optax.adamw, weight_decay=0.1)
-  make_tx = lambda params: Optimizer(rule)(params, learning_rate=0.01)  # noqa: E731
-  given = mae.model, mae, (16, 12, 3), make_tx, axes
-  batches = [{'image': IMAGES}] * 3
-  return on_mesh.losses_of(*on_mesh.start(*given, **options), batches)[1]
-
-
-def test_any_mesh_and_micro_batches_give_the_same_losses():
-  mae, _ = make(pooling=Mean())
-  expected = run_steps(mae, {'data': 1})
-  assert expected[2] < expected[0]
-  losses = run_steps(mae, {'fsdp': 2, 'model': 2}, accum_steps=2)
-  np.testing.assert_allclose(losses, expected, rtol=2e-5)

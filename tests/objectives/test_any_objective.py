@@ -1,0 +1,276 @@
+"""Each objective: the same on any mesh, and in a run that was interrupted."""
+
+import contextlib
+import functools
+import math
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+from jax.experimental.compilation_cache import compilation_cache
+from synthetic import Synthetic
+
+from vit_jax import tree
+from vit_jax.config import Provenance
+from vit_jax.data.pipeline import Data
+from vit_jax.data.transforms import MultiCrop
+from vit_jax.durations import Timeline, steps
+from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.pooling import DistillationToken
+from vit_jax.objectives.anchor import Start, anchored
+from vit_jax.objectives.colours import Colour, Views
+from vit_jax.objectives.dino import Dino, DinoHead, SimDino
+from vit_jax.objectives.dinov2 import DinoV2
+from vit_jax.objectives.distillation import Teacher, distillation
+from vit_jax.objectives.feature_distillation import FeatureDistillation
+from vit_jax.objectives.frozen_teacher import FrozenTeacher
+from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
+from vit_jax.objectives.mae import Decoder, Mae
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Ema
+from vit_jax.parallel import sharding
+from vit_jax.parallel.sharding import MeshSizes
+from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
+from vit_jax.runs.metrics import Logging, read_records
+from vit_jax.runs.workdirs import ChangedRunError
+from vit_jax.setup import make_step
+from vit_jax.step import TrainState, as_objective
+from vit_jax.train import train
+from vit_jax.weights import formats
+from vit_jax.weights.surgery import InitFrom
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+FLIP = Colour(flip=0.5, jitter_probability=0, grey=0, blur=0)
+make = functools.partial
+VIEWS = Views((FLIP,), FLIP)
+HEAD = DinoHead(16, 12, 6)
+MOVES = {'momentum': 0.5, 'freeze_last_layer': None}
+LEJEPA = make(LeJepa, views=VIEWS, projector=Projector(8, (12, 10), 4))
+OBJECTIVES = {  # name: function of a file of weights -> objective
+  'lejepa': lambda path: LEJEPA,
+  'visreg': lambda path: make(LEJEPA, regularizer=Visreg(slices=64)),
+  'dino': lambda path: make(Dino, **MOVES, views=VIEWS, head=HEAD),
+  'simdino': lambda path: make(
+    SimDino, views=VIEWS, head=DinoHead(None, 12, 6)
+  ),
+  'dinov2': lambda path: make(
+    DinoV2, **MOVES, views=VIEWS, head=HEAD, patch_head=HEAD
+  ),
+  'mae': lambda path: make(Mae, decoder=Decoder(8, 1, 2)),
+  'anchored': lambda path: make(
+    anchored, objective=LEJEPA, start=Start(InitFrom(path))
+  ),
+  'features': lambda path: make(
+    FeatureDistillation, views=VIEWS, teacher=FrozenTeacher(path)
+  ),
+  'distillation': lambda path: make(
+    distillation, teacher=Teacher(path), kind='hard', weight=0.5
+  ),
+}
+WHOLE_BATCH = {*OBJECTIVES} - {'dino', 'mae', 'distillation'}
+SLOW = 'visreg', 'simdino'
+MODEL = tiny.vit(width=8, mlp_dim=16, num_classes=0)
+FIELDS = {
+  'dinov2': {'embedding': PatchEmbedding(4, mask_token=True)},
+  'distillation': {'pooling': DistillationToken(), 'num_classes': 4},
+}
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+  """Three files of weights: a teacher, a copy, and another teacher."""
+  folder, found = tmp_path_factory.mktemp('teacher'), []
+  for i, seed in enumerate((1, 1, 2)):
+    weights = tiny.weights(
+      tiny.vit(num_classes=4, width=8, mlp_dim=16), (12, 12, 3), seed=seed
+    )
+    formats.write(weights, folder / f'{i}.npz', 'vit_jax')
+    found.append(str(folder / f'{i}.npz'))
+  return found
+
+
+def data_of(name):
+  """Batches of 8: images with labels, or views of two sizes."""
+  source = Synthetic(image_size=12, num_classes=4, num_examples=32)
+  if name in ('mae', 'features', 'distillation'):
+    return Data(source, 8, labels=name == 'distillation')
+  crop = MultiCrop(8, local_size=4, local_count=2)
+  return Data(source, 8, transforms=(crop,), labels=False)
+
+
+def model_of(name):
+  return MODEL.clone(**FIELDS.get(name, {}))
+
+
+def start(name, path, axes, **options):
+  """Return (state, its shapes, function (state, batch) -> (state, metrics))."""
+  model = model_of(name)
+  images = data_of(name).first_example()['image']
+  images = jax.ShapeDtypeStruct((1, *images.shape[-3:]), jnp.float32)
+  made = as_objective(OBJECTIVES[name](path)(model, preprocess=Normalize()))
+  made = made.of_run(Timeline(8, 32, total_steps=4), images)
+  mesh = sharding.make_mesh(jax.devices()[: math.prod(axes.values())], **axes)
+  tx = optax.sgd(0.1)
+  given = {'images': images, 'loss_fn': made, 'make_tx': lambda params: tx}
+  _, shapes, step_fn = make_step(model, mesh=mesh, **given, **options)
+  teacher, frozen = made.teacher, ()
+  if teacher:
+    layout = teacher.abstract_params(mesh, options.get('rules'))
+    frozen = (teacher.load(layout),)
+
+  def step(state, batch):
+    with jax.set_mesh(mesh):
+      return step_fn(state, sharding.put_batch(batch, mesh), *frozen)
+
+  # Not of `init`, which compiles slowly.
+  rng = np.random.default_rng(0)
+  params = tree.map_with_path(
+    lambda path, x: np.float32(
+      rng.normal(path.endswith('scale'), 0.2, x.shape)
+    ),
+    shapes.params,
+  )
+  state = TrainState(
+    step=np.int32(0),
+    params=params,
+    opt_state=tx.init(params),
+    rng=jax.random.key(0),
+    ema=params if shapes.ema is not None else None,
+    carried=made.carried(),
+  )
+  placed = jax.device_put(state, jax.tree.map(lambda x: x.sharding, shapes))
+  return placed, shapes, step
+
+
+def losses_of(step, state, batches):
+  """Return (the state after a step for each batch, losses)."""
+  losses = []
+  for batch in batches:
+    state, metrics = step(state, batch)
+    losses.append(float(metrics['loss']))
+  return state, losses
+
+
+def arrays(state):
+  return {'params': state.params, 'ema': state.ema, 'carried': state.carried}
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
+    for name in OBJECTIVES
+  ],
+)
+def test_a_mesh_and_a_checkpoint_change_nothing(name, files, tmp_path):
+  """Nor do micro-batches, where an objective allows them."""
+  with contextlib.closing(data_of(name).train_batches()) as batches:
+    *first, last = (next(batches) for _ in range(3))
+  state, _, step = start(name, files[0], {'data': 1})
+  expected, losses = losses_of(step, state, [*first, last])
+  assert len(set(losses)) == 3
+  assert all(jnp.any(x != 0) for x in jax.tree.leaves(expected.carried))
+  state, shapes, step = start(
+    name,
+    files[0],
+    {'data': 2, 'fsdp': 2},
+    rules=sharding.fsdp(min_elements=64),
+    accum_steps=1 if name in WHOLE_BATCH else 2,
+  )
+  state, same = losses_of(step, state, first)
+  checkpointer = Checkpointer(tmp_path)
+  checkpointer.save(2, state, {})
+  checkpointer.close()
+  found, end = losses_of(step, state, [last])
+  np.testing.assert_allclose(same + end, losses, rtol=1e-5)
+  found, expected = arrays(found), arrays(expected)
+  tiny.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
+  split = {
+    path
+    for path, x in tree.flatten(found).items()
+    if not x.sharding.is_fully_replicated
+  }
+  assert 'params/embedding/kernel' in split
+  assert name != 'features' or 'carried' in split  # the queue
+  state, _ = Checkpointer(tmp_path).restore(shapes)
+  resumed, same_end = losses_of(step, state, [last])
+  assert same_end == end
+  tiny.assert_trees_close(arrays(resumed), found)
+
+
+@pytest.fixture
+def compiled_once(tmp_path):
+  """Let a second run read the programs of the first, as vit_jax.main does."""
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  jax.config.update('jax_compilation_cache_dir', str(tmp_path / 'programs'))
+  compilation_cache.reset_cache()
+  yield
+  compilation_cache.reset_cache()
+
+
+def run(workdir, name, path, **options):
+  """Train a model of 8 devices, for four steps."""
+  rule = Optimizer(optax.adam)
+  if name == 'anchored':  # as it is used: from the start, with a new head
+    options = {'init_from': InitFrom(path)} | options
+    rule = Optimizer(optax.adamw, freeze=('(?!objective/).*',), thaw=steps(1))
+  return train(
+    workdir,
+    model=model_of(name),
+    data=data_of(name),
+    objective=OBJECTIVES[name](path),
+    optimizer=rule,
+    schedule=lambda timeline: lambda step: 1e-2,
+    total=steps(4),
+    checkpoints=Checkpoints(every=steps(2), keep_last=2),
+    mesh=MeshSizes(data=2, fsdp=2, model=2),
+    logging=Logging(every=steps(1)),
+    **options,
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('compiled_once')
+@pytest.mark.parametrize('name', ['dino', 'anchored', 'distillation'])
+def test_a_run_resumes_bit_by_bit(name, files, tmp_path):
+  """A teacher may move, but is not saved, and no other takes its place."""
+  path, moved, other = files
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  expected = run(whole, name, path)
+  shutil.copytree(whole, parts)
+  shutil.rmtree(parts / 'checkpoints' / '4')
+  resumed = run(parts, name, path if name == 'anchored' else moved)
+  for field in ('params', 'ema', 'opt_state', 'carried'):
+    found = (getattr(x, field) for x in (resumed, expected))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+  losses, same = (
+    [x['train/loss'] for x in read_records(path) if 'train/loss' in x]
+    for path in (whole, parts)
+  )
+  assert losses == same and len(losses) == 4
+  written = formats.read(whole).params
+  kept = {k: x for k, x in expected.eval_params.items() if k != 'objective'}
+  jax.tree.map(np.testing.assert_array_equal, tree.unflatten(written), kept)
+  saved = {x.name for x in (whole / 'checkpoints').rglob('*')}
+  assert not any('teacher' in name or 'frozen' in name for name in saved)
+  if name != 'dino':
+    shutil.rmtree(parts / 'checkpoints' / '4')
+    changes = ('init_from', 'objective.start.init_from') * (name == 'anchored')
+    with pytest.raises(ChangedRunError, match=r'objective\.\w+\.weights'):
+      run(parts, name, other, provenance=Provenance(allow_changes=changes))
+
+
+@pytest.mark.parametrize('name', sorted(WHOLE_BATCH))
+def test_micro_batches_are_refused(name, files, tmp_path):
+  with pytest.raises(ValueError, match='accum_steps=2'):
+    run(tmp_path, name, files[0], accum_steps=2)
+
+
+def test_an_ema_of_the_run_is_refused_next_to_that_of_a_teacher(tmp_path):
+  with pytest.raises(ValueError, match='Leave ema out'):
+    run(tmp_path, 'dino', None, ema=Ema(0.5))
