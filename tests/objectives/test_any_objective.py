@@ -187,7 +187,8 @@ def test_a_mesh_and_a_checkpoint_change_nothing(name, files, tmp_path):
   checkpointer.save(2, state, {})
   checkpointer.close()
   found, end = losses_of(step, state, [last])
-  np.testing.assert_allclose(same + end, losses, rtol=1e-5)
+  rtol = 1e-5 if name == 'dinov2' else 2e-5
+  np.testing.assert_allclose(same + end, losses, rtol=rtol)
   found, expected = arrays(found), arrays(expected)
   tiny.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
   split = {
