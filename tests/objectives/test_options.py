@@ -48,6 +48,15 @@ TEACHER = VIEWS | {
   'momentum': (0.9, 0.8),
   'timeline': (TIMELINE, Timeline(4, 8, 5)),
 }
+DINO = TEACHER | {
+  'head': (HEAD, DinoHead(4, 6, 4)),
+  'student_temperature': (0.2, 0.3),
+  'teacher_temperature': (0.08, 0.06),
+  'warmup_teacher_temperature': (0.05, 0.03),
+  'teacher_warmup': (steps(6), steps(4)),
+  'centre': (Centre(0.8), Centre(0.7)),
+  'freeze_last_layer': (steps(4), None),
+}
 LOSS = INPUTS | {
   'model': (MODEL.clone(num_classes=2), MODEL.clone(num_classes=2, depth=2)),
   'label_smoothing': (0.1, 0.2),
@@ -87,17 +96,7 @@ def row(make, options, within=lambda x: x, **more):
       threshold=(0.4, 0.6),
       mean_over_classes=(True, False),
     ),
-    row(
-      Dino,
-      TEACHER,
-      head=(HEAD, DinoHead(4, 6, 4)),
-      student_temperature=(0.2, 0.3),
-      teacher_temperature=(0.08, 0.06),
-      warmup_teacher_temperature=(0.05, 0.03),
-      teacher_warmup=(steps(6), steps(4)),
-      centre=(Centre(0.8), Centre(0.7)),
-      freeze_last_layer=(steps(4), None),
-    ),
+    row(Dino, DINO),
     row(
       SimDino,
       TEACHER,
@@ -107,15 +106,10 @@ def row(make, options, within=lambda x: x, **more):
     ),
     row(
       DinoV2,
-      TEACHER | {'model': (MASKED, MASKED.clone(depth=2))},
-      head=(HEAD, DinoHead(4, 6, 4)),
-      patch_head=(HEAD, None),
-      student_temperature=(0.2, 0.3),
-      teacher_temperature=(0.08, 0.06),
-      warmup_teacher_temperature=(0.05, 0.03),
-      teacher_warmup=(steps(6), steps(4)),
+      {name: (value, None) for name, (value, _) in DINO.items()},
+      model=(MASKED, MASKED.clone(depth=2)),
+      patch_head=(HEAD, DinoHead(4, 6, 4)),
       centre=(SinkhornKnopp(2), SinkhornKnopp(1)),
-      freeze_last_layer=(steps(4), None),
       masks=(BlockMasks(0.3), BlockMasks(0.7)),
       patch_weight=(0.5, 0.7),
       koleo_weight=(0.2, 0.3),
