@@ -122,6 +122,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     tiny positions,tiny patches,tiny muon,tiny fractal,tiny warmup,tiny
   """,
   'self_supervised_embedded': 'default seeds=1,steps=9 tiny',
+  'teachers': 'default seeds=1 tiny',
   'train_folder': """
     default S/16,size=224,held_out=20,balanced B/16,class_weights,epochs=3
     R50x1,lr=3e-3 Mixer-B/16,size=224 tiny
