@@ -107,6 +107,10 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     G/14,epochs=3,fsdp,tensor=2,name=my_set,classes=0 So400m/14,epochs=1
     G/14,fsdp,tensor=2,tiny So400m/14,tiny
   """,
+  'pretrain_vit5': """
+    S/16 B/16,fsdp,folder S/16,epochs=400,size=192 tiny
+    finetune,S/16 finetune,B/16,tiny
+  """,
   'quickstart': 'default tiny',
   'recipes_embedded': 'default seeds=1,steps=300 tiny',
   'scaling': """

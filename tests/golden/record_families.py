@@ -122,6 +122,38 @@ def original_case(architecture, to_original, **args):
   return make
 
 
+def vit5_case(seed):
+  """Return the outputs of ViT-5's class, of models_vit5.py in its repository.
+
+  The path of Python has this file and rope.py, which needs einops.
+  """
+  seeded.import_torch('timm')
+  import models_vit5
+  import torch
+
+  torch.Tensor.cuda = lambda x: x  # rope.py knows no other device
+  small = {k: x for k, x in seeded.TIMM.items() if not k.endswith('_size')}
+  image = 12, 12, 3
+  model = models_vit5.vit_models(
+    img_size=image[0],
+    patch_size=4,
+    norm_layer=models_vit5.RMSNorm,
+    rope=True,
+    num_registers=4,
+    reg_theta=100,
+    qk_norm=True,
+    flash=False,
+    **small,
+  )
+  shapes, buffers = fill(model, seed)
+  model = model.double().eval()
+  about = {'format': 'original', 'config': None, 'image': image}
+  about['options'] = {'num_heads': 3, 'image_size': image[:2]}
+  about |= {'shapes': shapes, 'other': None, 'back': ''}
+  found = run(lambda x: {'logits': model(x)}, image)
+  return about, found | {f'buffer/{k}': x for k, x in buffers.items()}
+
+
 def renamed(*swaps, prefix='', **more):
   """Return to_original: patterns are replaced in names, in order.
 
@@ -341,6 +373,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'original_clip': original_case(
     'vit_base_patch16_clip_quickgelu_224', clip_original, num_classes=CLASSES
   ),
+  'original_vit5': vit5_case,
   'timm_dinov3': timm_case(
     'vit_small_patch16_dinov3_qkvb', num_classes=0, other=OTHER
   ),

@@ -143,6 +143,14 @@ def test_sincos2d_of_another_width(width):
     SinCos2d().table({}, (3, 5), width)
 
 
+def test_registers_turn_as_a_square_only():
+  model = tiny(
+    posemb=RotaryAxial(registers=100.0), pooling=ClassToken(num_registers=3)
+  )
+  with pytest.raises(ValueError, match='num_registers=3'):
+    random_params(model)
+
+
 # Contract.
 
 

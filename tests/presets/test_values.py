@@ -332,6 +332,20 @@ def test_deit3(row):
   assert inner == {'bce': 'sigmoid_xent', 'ce': 'softmax_xent'}[loss]
 
 
+@pytest.mark.parametrize('model', ['S/16', 'B/16'])
+@pytest.mark.parametrize('stage', ['', 'finetune,'])
+def test_vit5_is_the_recipe_of_deit3_with_another_model(stage, model):
+  deit = {'': 'deit3', 'finetune,': 'deit3_finetune'}[stage]
+  expected = load_config('deit', f'{deit},{model}').to_dict()
+  config = load_config('pretrain_vit5', f'{stage}{model}').to_dict()
+  assert config.pop('ema') == {'decay': 0.99996}
+  assert config['model']['posemb']['registers'] == 100
+  rates = {'S/16': (0.05, 0.05), 'B/16': (0.2, 0.2)}
+  assert config.pop('model')['stochastic_depth'] == rates[model]
+  del expected['model']
+  assert config == expected
+
+
 @pytest.mark.parametrize('model', ['g/14', 'G/14', 'So400m/14'])
 def test_scaling_vit(model):
   config = load_config('pretrain_scaling_vit', model)

@@ -27,7 +27,7 @@ class Layout:
 
   grid: Grid
   class_token: bool = False
-  num_registers: int = 0  # without a position
+  num_registers: int = 0
   distillation_token: bool = False
 
   @property

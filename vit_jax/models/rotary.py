@@ -1,9 +1,9 @@
 """Rotary position embeddings (RoPE) in two dimensions.
 
-Queries and keys of patches are rotated, those of other tokens are not. Each
-pair of the d dimensions of a head turns by an angle that grows with the row or
-column of the patch, so that q kᵀ depends on differences of positions only.
-Shapes as in vit.py; r = d / 2 pairs.
+Queries and keys of patches are rotated, those of other tokens are not (except
+for RotaryAxial.registers). Each pair of the d dimensions of a head turns by an
+angle that grows with the row or column of the patch, so that q kᵀ depends on
+differences of positions only. Shapes as in vit.py; r = d / 2 pairs.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax import Array
 
 from vit_jax.models.posemb import Grid, Layout, Learned, PositionEmbedding
-from vit_jax.types import FlatParams, NonNegative, Positive, Shape
+from vit_jax.types import FlatParams, NonNegative, Positive, Shape, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +86,30 @@ class RotaryAxial(Rotary):
       columns 'xy' (PE, RoPE-ViT).
     first: position of the first row and column; PE with a class token has 1.
     reference: grid that positions are scaled to, (16, 16) in EVA-02, or None.
+    registers: temperature for registers, which turn as a square grid of their
+      own, 100 in ViT-5; None: they do not turn.
   """
 
   temperature: Positive = 10_000.0
   order: Literal['yx', 'xy'] = 'yx'
   first: NonNegative = 0
   reference: tuple[int, int] | None = None
+  registers: Positive | None = None
+
+  def shared(self, module: nn.Module, layout: Layout, train: bool) -> Array:
+    waves = super().shared(module, layout, train)
+    if self.registers is None:
+      return waves
+    count = layout.num_registers
+    side = math.isqrt(count)
+    if side**2 != count or not count:
+      raise UserError(
+        f'posemb.registers={self.registers:g} turns registers as a square '
+        f'grid, and pooling.num_registers={count}. Use 4, or leave it out.'
+      )
+    own = RotaryAxial(temperature=self.registers, order=self.order)
+    turned = own.shared(module, Layout((side, side)), train)
+    return waves.at[:, layout.prefix - count : layout.prefix].set(turned)
 
   def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     count = module.width // module.num_heads // 4

@@ -1,7 +1,7 @@
 """Files as the authors of a model publish them, converted to safetensors.
 
-These are DINOv2, DINOv3 and EUPE, whose class token is pooled, and image towers
-of CLIP by OpenAI and OpenCLIP. They have no config but, perhaps,
+These are DINOv2, DINOv3 and EUPE, whose class token is pooled, ViT-5, and image
+towers of CLIP by OpenAI and OpenCLIP. They have no config but, perhaps,
 open_clip_config.json: names of arrays say what they are. They are only read.
 
 Arrays of CLIP do not show which GELU there is. open_clip_config.json says it;
@@ -17,7 +17,8 @@ import numpy as np
 
 from vit_jax.models.layers import Gelu
 from vit_jax.models.pooling import ClassToken
-from vit_jax.models.rotary import RotaryDino
+from vit_jax.models.posemb import Learned
+from vit_jax.models.rotary import RotaryAxial, RotaryDino
 from vit_jax.types import FlatParams
 from vit_jax.weights import family, image_configs, timm
 from vit_jax.weights.bundle import Weights
@@ -66,6 +67,26 @@ _DINOV3 = dataclasses.replace(
   prepare=_without_key_bias,
 )
 
+_VIT5 = Family(
+  'original',
+  r'blocks\.0\.attn\.rope_reg\.freqs',
+  KeyMap(
+    Key('blocks.{i}.gamma_{n}', 'block_{i}/ls{n}'),
+    *timm_vit.ROWS,
+    *linear('head', 'head'),
+  ),
+  fields={
+    'block.mlp': Gelu('exact'),
+    'pooling': ClassToken(),
+    'posemb': RotaryAxial(Learned(prefix=False), registers=100.0),
+  },
+  heads=timm_vit.HEADS,
+  unused=r'.*\.rope(_reg)?\.freqs',
+  rows=((),),
+  posemb_resize='bicubic_antialias',
+  images=image_configs.IMAGENET | {'crop_pct': 1.0},
+)
+
 _LAYER = 'transformer.resblocks.{i}'
 _CLIP_KEYS = KeyMap(
   Key('class_embedding', 'cls', 'token'),
@@ -99,6 +120,7 @@ _CLIP = Family(
 )
 _VISUAL = r'(module\.)?visual\.'
 FAMILIES = (  # the first that fits counts
+  _VIT5,
   _DINOV3,
   dataclasses.replace(
     _DINOV2, anchor='register_tokens', posemb_resize='bicubic_antialias'

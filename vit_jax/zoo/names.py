@@ -24,6 +24,8 @@ PATCHES = 'vit_jax.models.layers.PatchEmbedding'
 HYBRID = 'vit_jax.models.resnet.Hybrid'
 BLOCK = 'vit_jax.models.layers.BlockOptions'
 POOLING = 'vit_jax.models.pooling'
+POSEMB = 'vit_jax.models.posemb'
+ROTARY = 'vit_jax.models.rotary'
 
 SIZES = {  # width D, depth L, mlp_dim M, num_heads h
   'mu': (32, 1, 128, 2),
@@ -33,6 +35,7 @@ SIZES = {  # width D, depth L, mlp_dim M, num_heads h
   'B': (768, 12, 3072, 12),  # B, L and H are those of the paper's table 1
   'L': (1024, 24, 4096, 16),
   'So400m': (1152, 27, 4304, 16),
+  'XL': (1152, 28, 4608, 16),  # of ViT-5
   'H': (1280, 32, 5120, 16),
   'g': (1408, 40, 6144, 16),
   'g-opt': (1536, 40, 6144, 16),
@@ -70,6 +73,7 @@ _LISTED = """
   ViT-g-opt/16 ViT-G/14 ViT-G-opt/14 ViT-e/14
   R+ViT-Ti/16 R26+ViT-S/32 R26+ViT-B/32 R50+ViT-B/32 R50+ViT-B/16 R50+ViT-L/32
   R50+ViT-L/16
+  ViT-5-S/16 ViT-5-B/16 ViT-5-L/16 ViT-5-XL/16
   Mixer-S/32 Mixer-S/16 Mixer-B/32 Mixer-B/16 Mixer-L/32 Mixer-L/16 Mixer-H/14
   Axial-ViT-B/32 Axial-ViT-B/16 Axial-R50x1
 """
@@ -97,8 +101,8 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   """Return {'target': ..., and fields} of the model with that name.
 
   Fields that are objects are dicts with a target, too. Our names are
-  '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, '[BiT-]R50x1',
-  'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'.
+  '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, 'ViT-5-SIZE/PATCH',
+  '[BiT-]R50x1', 'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'.
 
   Weights of timm also need block.mlp=Gelu('exact'), unless they were converted
   from JAX; `pretrained.load` sets it. Where timm has fewer parameters, ours
@@ -163,6 +167,29 @@ def _vit(size, height, width=None, resnet=None, axial=None):
   }
 
 
+def _vit5(size, height, width=None):
+  """Return settings of ViT-5 (arXiv 2602.08071), as in its released code."""
+  learned = {'target': f'{POSEMB}.Learned', 'prefix': False}
+  gelu = {'target': 'vit_jax.models.layers.Gelu', 'form': 'exact'}
+  rotary = {'target': f'{ROTARY}.RotaryAxial', 'registers': 100.0}
+  found = _vit(size, height, width)
+  return found | {
+    'embedding': found['embedding'] | {'init_std': 0.02},
+    'pooling': {'target': f'{POOLING}.ClassToken', 'num_registers': 4},
+    'posemb': rotary | {'learned': learned},
+    'block': {
+      'target': BLOCK,
+      'norm': 'rms',
+      'qk_norm': True,
+      'layerscale_init': 1e-4,
+      'mlp': gelu,
+      'biases': ('out', 'mlp'),
+      'init_std': 0.02,
+    },
+    'head': {'target': 'vit_jax.models.layers.Head', 'init_std': 0.02},
+  }
+
+
 def _resnet(depth, factor, axial=None):
   return {
     'target': AXIAL_RESNET if axial else RESNET,
@@ -207,6 +234,7 @@ _TIMM_SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
 _PIXELS = r'(?:_\d+)?'
 _PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
   rf'(?:(?P<axial>Axial-)|R{_RESNET}\+)?(?:ViT-)?{_SIZE}/{_PATCH}': _vit,
+  rf'ViT-5-{_SIZE}/{_PATCH}': _vit5,
   rf'(?:BiT-|(?P<axial>Axial-))?R(?P<depth>{_DEPTHS}){_FACTOR}': _resnet,
   rf'Mixer-(?P<size>{"|".join(MIXER_SIZES)})/(?P<patch>[1-9]\d*)': _mixer,
   # timm's
