@@ -172,7 +172,7 @@ def test_unknown_names_list_similar_ones(name, similar):
 
 @pytest.mark.parametrize(
   'text, count',
-  [('', 56), ('PATCH16*384', 4), ('bit-r50', 4), ('mixer_?16', 3)],
+  [('', 60), ('PATCH16*384', 4), ('bit-r50', 4), ('mixer_?16', 3)],
 )
 def test_the_table(capsys, text, count):
   tool.main([text])
@@ -239,5 +239,5 @@ def test_a_summary(capsys):
 def test_head_dimensions():
   found = {k: width // heads for k, (width, _, _, heads) in names.SIZES.items()}
   others = {'mu': 16, 'So400m': 72, 'H': 80, 'g': 88, 'G': 104, 'e': 112}
-  others |= {'g-opt': 96, 'G-opt': 96}
+  others |= {'XL': 72, 'g-opt': 96, 'G-opt': 96}
   assert found == dict.fromkeys(found, 64) | others

@@ -50,6 +50,8 @@ make = functools.partial
 VIEWS = Views((FLIP,), FLIP)
 HEAD = DinoHead(16, 12, 6)
 MOVES = {'momentum': 0.5, 'freeze_last_layer': None}
+# Losses of nearly one-hot targets are so small that rounding shows.
+MOVES |= {'teacher_temperature': 0.5, 'warmup_teacher_temperature': 0.5}
 LEJEPA = make(LeJepa, views=VIEWS, projector=Projector(8, (12, 10), 4))
 OBJECTIVES = {  # name: function of a file of weights -> objective
   'lejepa': lambda path: LEJEPA,
@@ -187,8 +189,8 @@ def test_a_mesh_and_a_checkpoint_change_nothing(name, files, tmp_path):
   checkpointer.save(2, state, {})
   checkpointer.close()
   found, end = losses_of(step, state, [last])
-  rtol = 1e-5 if name == 'dinov2' else 2e-5
-  np.testing.assert_allclose(same + end, losses, rtol=rtol)
+  # Measured: at most 2e-6.
+  np.testing.assert_allclose(same + end, losses, rtol=1e-5)
   found, expected = arrays(found), arrays(expected)
   tiny.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
   split = {

@@ -121,7 +121,7 @@ TRACED = {  # (config, argument): parameters
   # LayerScales, and no position of the class token.
   ('deit', 'deit3,M/16'): count('M/16', 1000) + 23 * 512,
   ('deit', 'deit3_finetune,B/16,imagenet21k'): count('B/16', 1000) + 23 * 768,
-  ('pretrain_vit5', 'S/16'): PARAMETERS['5-S/16'],
+  ('pretrain_vit5', 'S/16'): count('5-S/16', 1000),
   ('distill_patient', ''): count('R50x1', 1000),
   # No head, and two maps to the width of the teacher.
   ('distill_features', 'S/16'): count('S/16', 0) + 2 * 385 * 32,

@@ -101,7 +101,7 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   """Return {'target': ..., and fields} of the model with that name.
 
   Fields that are objects are dicts with a target, too. Our names are
-  '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, 'ViT-5-SIZE/PATCH',
+  '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, '[ViT-]5-SIZE/PATCH',
   '[BiT-]R50x1', 'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'.
 
   Weights of timm also need block.mlp=Gelu('exact'), unless they were converted
@@ -234,7 +234,7 @@ _TIMM_SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
 _PIXELS = r'(?:_\d+)?'
 _PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
   rf'(?:(?P<axial>Axial-)|R{_RESNET}\+)?(?:ViT-)?{_SIZE}/{_PATCH}': _vit,
-  rf'ViT-5-{_SIZE}/{_PATCH}': _vit5,
+  rf'(?:ViT-)?5-{_SIZE}/{_PATCH}': _vit5,
   rf'(?:BiT-|(?P<axial>Axial-))?R(?P<depth>{_DEPTHS}){_FACTOR}': _resnet,
   rf'Mixer-(?P<size>{"|".join(MIXER_SIZES)})/(?P<patch>[1-9]\d*)': _mixer,
   # timm's
