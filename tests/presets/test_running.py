@@ -359,12 +359,14 @@ def test_unprepared_data_is_found_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_tiny_study_of_photographs_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ('name', 'rows'), [('photographs', 11), ('teachers', 8)]
+)
+def test_a_tiny_study_of_methods_runs(name, rows, tmp_path, monkeypatch):
   made_up.install_elpv(monkeypatch)
-  config = load_config('photographs', 'tiny')
-  accuracies, *_ = configs.run(config, tmp_path)
-  assert len(accuracies) == 11 and all(accuracies.values())
-  assert (tmp_path / 'photographs.png').exists()
+  accuracies, *_ = configs.run(load_config(name, 'tiny'), tmp_path)
+  assert len(accuracies) == rows and all(accuracies.values())
+  assert (tmp_path / f'{name}.png').exists()
 
 
 @pytest.mark.slow
