@@ -54,7 +54,8 @@ class Timeline:
 
   Attributes:
     batch_size: global number of examples in a step.
-    num_examples: size of the training set, and of an epoch in every order.
+    num_examples: size of the training set. Every `data.order` visits as many
+      examples in an epoch.
     total_steps: length of the run; needed for durations in 'fraction'.
   """
 

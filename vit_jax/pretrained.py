@@ -41,8 +41,9 @@ def load(
 ) -> tuple[Model, Params]:
   """Return the model and the parameters of a weights file or a workdir.
 
-  Unless config.json says otherwise, the GELU is 'tanh' for .npz and 'exact' for
-  timm; images of a model without a table of positions have 224 x 224 pixels.
+  The GELU is 'tanh' for .npz and 'exact' for timm unless config.json says
+  otherwise; images of a model without a table of positions have 224 pixels per
+  side.
 
   Args:
     path: file or folder, local or remote, see weights/formats.py.

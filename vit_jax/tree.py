@@ -4,7 +4,8 @@ A leaf's path joins its keys with '/': 'block_0/attn/query/kernel'. A rule is a
 regular expression that must match the whole path (`re.fullmatch`).
 
 Layers of one shape come in two layouts: 'block_0/...', 'block_1/...' where the
-model is unrolled, and 'blocks/...' with one more dimension if it is scanned.
+model is unrolled, and 'blocks/...' with a leading layer dimension where it is
+scanned.
 """
 
 import re

@@ -95,7 +95,8 @@ def rollout(
 
   Args:
     q, k, added: arrays that `recorded` returns.
-    start: [B or 1, R, N], the output tokens or mixtures; default: all, R = N.
+    start: [B or 1, R, N], the output tokens, or mixtures of them; by default
+      all tokens, R = N.
 
   Returns:
     float32 [B, R, N]; rows have the same sums as those of start.
@@ -169,7 +170,8 @@ def mean_distance(
       f'q has shape {q.shape}, with distances of {patches} patches. Call '
       'cell_distances with the grid of these images.'
     )
-  # A softmax over patches alone: their weights sum to one, without a division.
+  # A softmax over patches alone scales their weights to sum to one, without a
+  # division by zero.
   if added is not None:
     added = added[:, :, first:, first:]
   to_patches = weights(q[:, first:], k[:, first:], added)

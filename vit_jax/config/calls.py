@@ -304,8 +304,10 @@ class _Plan:
     return planned
 
   def require_all(self, call, hidden=()):
-    """Add a problem if required arguments of a Call are missing."""
-    # A key that is misspelt is reported as unknown; that is enough.
+    """Add a problem if required arguments of a Call are missing.
+
+    A key that is misspelt is reported as unknown; that is enough.
+    """
     if call.where and any(
       x.startswith(f'{call.where}.') for x in self.problems
     ):

@@ -136,7 +136,8 @@ def _is_nested(value):
 def plain(value: Any) -> Any:
   """Return JSON values that are equal for equal values, on every machine.
 
-  Tuples and arrays become lists, and objects the names of their types.
+  Tuples become lists, arrays nested lists, and objects the names of their
+  types.
   """
   if isinstance(value, Mapping | ConfigDict):
     return {str(name): plain(value[name]) for name in value}
@@ -156,7 +157,10 @@ def plain(value: Any) -> Any:
 
 
 def settings(call: Call) -> Iterator[str]:
-  """Yield 'config.KEY = VALUE' for everything that can be set in a Call."""
+  """Yield a line 'config.KEY = VALUE' for everything that can be set in a Call.
+
+  Values that the config does not set are their defaults, and marked so.
+  """
   for each in entries(_with_sizes(call)):
     is_name = each.key.rpartition('.')[2] in ('target', 'run')
     shown = each.value if is_name else repr(each.value)

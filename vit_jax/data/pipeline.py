@@ -27,7 +27,8 @@ num_workers > 0 sources and transforms must be picklable.
 Training visits the positions p = 0, 1, 2, ... An order, see order.py, returns
 the (visit e, example i) of a position, and the augmentation is drawn from
 (seed, e, i). A global batch is a range of positions. Each process reads an
-equal, contiguous part of it: their number does not change the global batch.
+equal, contiguous part of this range, so the global batch does not depend on the
+number of processes.
 """
 
 import concurrent.futures
@@ -77,7 +78,8 @@ class Data:
       multiple of it. Sizes in pixels do not depend on it.
     interpolation: method for all `transforms` that interpolate; None: theirs.
     num_workers: number of reading processes, for sources and transforms that
-      hold the GIL; 0: threads only. None: 0 on up to 16 cores, else 1 per 8.
+      hold the GIL; 0: threads only. None: 0 on up to 16 cores, then one for
+      each 8 cores.
     num_threads: number of reading threads over all of these processes. None: 2
       for each core, at most 16 in a process.
     prefetch: number of batches that are read ahead, by each process.

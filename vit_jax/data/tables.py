@@ -15,7 +15,8 @@ from vit_jax.types import PathLike, UserError
 def read(path: PathLike) -> dict[str, list[str]]:
   """Return the columns of a CSV: {'path': [...], 'label': [...], ...}.
 
-  A first row with 'path' and 'label' is a header; else these are the columns.
+  The first row is a header if it has 'path' and 'label'. Else the columns are
+  path and label.
   """
   lines = epath.Path(path).read_text().removeprefix('\ufeff').splitlines()
   rows = [[x.strip() for x in row] for row in csv.reader(lines) if row]

@@ -1,6 +1,7 @@
 """Sources of examples, and views: sources that show another one differently.
 
-pipeline.py describes the interface. A view can be the source of another view.
+The interface of a source is described in pipeline.py. A view can be the source
+of another view.
 """
 
 import hashlib
@@ -172,8 +173,9 @@ class Slice(View):
 class Subset(View):
   """At most so many examples of a source, of each class or in all.
 
-  The choice depends only on the arguments and the indices. With the same seed,
-  a smaller subset is part of a larger one. The order is that of the source.
+  The choice depends only on the arguments and the indices of the examples. With
+  the same seed, a smaller subset is part of a larger one. The examples keep the
+  order of the source.
 
   Args:
     source: with int labels for `per_class`.

@@ -173,7 +173,8 @@ class Dense(nn.Module):
     y = matmul(x, kernel.reshape(matrix))
     # The bias is added in float32, so that its gradient is summed in float32:
     # TPUs without bfloat16 arithmetic take several times as long otherwise. On
-    # GPUs it is rounded after it is broadcast, for the same sum, and fused.
+    # GPUs it is rounded after it is broadcast, for the same sum, and added
+    # within the product.
     if self.bias:
       row = bias.reshape((1,) * (y.ndim - 1) + (-1,))
       if platform() == 'gpu':
@@ -518,7 +519,8 @@ class Head:
   Attributes:
     representation_size: width of the tanh layer that the paper pre-trains with
       (section 3.1); None: no such layer.
-    bias_init: initial bias of the logits; -10 for a sigmoid of many classes.
+    bias_init: initial bias of the logits, such as -10 for a sigmoid loss over
+      many classes.
     init_std: standard deviation of the initial kernels; None: as in INIT.
     bias: whether the linear layer has a bias; CLIP's projection has none.
   """

@@ -99,7 +99,8 @@ class PositionEmbedding:
   ) -> Any:
     """Resize the parameter `name` of this embedding to another grid of patches.
 
-    Stacked layers have one more dimension. `method` is in resample.METHODS.
+    Stacked layers have one more dimension in front. `method` is one of
+    resample.METHODS.
 
     Returns:
       Array of that shape, of NumPy or JAX as the table; None if the parameter
@@ -125,7 +126,8 @@ class Learned(PositionEmbedding):
       embedded patches (the paper); to the input of each of the 'layers', each
       with its own table; or 'layers_shared', with one table for all.
     prefix: whether the class token and the distillation token have embeddings,
-      too (the paper). If False only patches have (DeiT III, big_vision).
+      too (the paper). If False only the patches have, as in DeiT III and
+      big_vision.
   """
 
   init_std: NonNegative = 0.02

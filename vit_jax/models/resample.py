@@ -38,7 +38,8 @@ def resize(table: Any, size: tuple[int, int], method: str = 'paper') -> Any:
   BEiT's for relative positions: cells of the old table lie at distances from
   its middle that grow by a factor, so that near ones stay.
 
-  NumPy arrays are resized in float64; JAX arrays where they are, with gradient.
+  NumPy arrays are resized in float64; JAX arrays on their device, with a
+  gradient.
   """
   if tuple(size) == table.shape[-3:-1]:
     return table
@@ -87,7 +88,8 @@ def resize_parameter(
 
   Args:
     model: model that the parameter is for; its `posemb` resizes its own tables.
-    path, array, shape: its path, its value in another model, its shape here.
+    path, array, shape: path of the parameter, its value in another model, and
+      its shape in this model.
     posemb_resize: method for position embeddings, one of METHODS.
     patch_resize: method for patches; None: their size must not differ.
     adapt_channels: whether channels of images may be summed to one, or repeated

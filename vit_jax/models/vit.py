@@ -91,9 +91,11 @@ class VisionTransformer(layers.Classifier):
     width, depth, mlp_dim, num_heads: D, L, M and h.
     embedding: layers.PatchEmbedding, or resnet.Hybrid.
     posemb: position embedding, a class of posemb.py; None: no positions.
-    pooling: a class of pooling.py, which also has class token and registers.
+    pooling: a class of pooling.py, which also says whether there are a class
+      token and registers.
     num_classes: K; None or 0: no head.
-    dropout: rate after the position embedding, attention and both MLP layers.
+    dropout: rate of dropout after the position embedding, the attention output
+      and both MLP layers.
     stochastic_depth: fraction of examples whose residual branches are dropped,
       in the last layer; grows linearly from 0 in the first layer (AugReg). Or
       those in the first and the last layer; two equal ones in DeiT III.
@@ -101,8 +103,9 @@ class VisionTransformer(layers.Classifier):
     scan: compile one layer and loop over stacked parameters, blocks/... with a
       leading dimension L, instead of block_0/..., block_1/... This compiles
       faster and runs slower, see docs/compile.md.
-    remat: what the backward pass recomputes, to save memory: 'none'; 'full';
-      'dots', all but the results of attention and of products with parameters.
+    remat: what to recompute in the backward pass to save memory: 'none';
+      'dots', all but the results of attention and of products with parameters;
+      'full', each layer.
     attention: an implementation named in attention.py.
   """
 
@@ -154,7 +157,8 @@ class VisionTransformer(layers.Classifier):
       patches: [B, gh * gw, D], embedded patches before any is replaced.
       block_0 ... block_{L-1}: [B, N, D], output of each layer.
       map_i, map_-1: [B, gh, gw, D], the patches of block_i, and of tokens.
-      tokens: [B, N, D], after the final norm, if that comes before pooling.
+      tokens: [B, N, D], all tokens after the final norm, if that comes before
+        pooling.
       pooled: [B, D], or [B, gh * gw, D] with NoPooling.
       pre_logits: output of the head's tanh layer if there is one, else pooled.
       logits: float32 [B, K], or [B, gh * gw, K]. Absent without a head.

@@ -1,6 +1,7 @@
 """Compiled programs, kept from one start to the next by JAX's own cache.
 
-It returns the very code that was compiled: a resumed run stays bit-identical.
+The cache returns the very code that was compiled, so a resumed run stays
+bit-identical.
 """
 
 import contextlib

@@ -86,7 +86,10 @@ def make_mesh(
 
 
 def _check_hosts(devices, axis_names):
-  """Raise UserError if devices of several hosts work on the same examples."""
+  """Raise UserError if devices of several hosts work on the same examples.
+
+  `devices` has a dimension for each axis of a mesh.
+  """
   hosts = np.vectorize(lambda device: device.process_index)(devices)
   shared = tuple(i for i, x in enumerate(axis_names) if is_model_axis(x))
   if (hosts.max(shared) != hosts.min(shared)).any():
@@ -150,7 +153,10 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def check_batch_size(
   batch_size: int, mesh: Mesh, *, parts: int = 1, what: str = 'batch_size'
 ) -> None:
-  """Raise UserError unless `parts` micro-batches can be split equally."""
+  """Raise UserError unless `parts` micro-batches can be split equally.
+
+  `what` is the name of the batch size in the message.
+  """
   ways = _axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
   if batch_size % ways:
     cut = f' in {parts} micro-batches' if parts > 1 else ''
@@ -238,7 +244,8 @@ def fsdp(*, min_elements: int = 2**14, others: Rules = ()) -> Rules:
 
   Args:
     min_elements: arrays with fewer elements (in one layer) stay whole.
-    others: more rules, such as `tensor_parallel`, whose dimensions stay theirs.
+    others: more rules, such as `tensor_parallel`; the dimensions that they
+      split are left to them.
   """
   return [('.*', functools.partial(_largest, min_elements, tuple(others)))]
 

@@ -100,7 +100,8 @@ def _charts(lines_of, kinds):
 def thinned(curve: Curve, limit: int) -> tuple[list[int], list[float]]:
   """Return (steps, values) of about `limit` points.
 
-  Equal intervals keep their smallest and largest value, so no spike is lost.
+  Each of equal intervals keeps its smallest and its largest value, so that no
+  spike is lost.
   """
   steps = sorted(curve)
   if len(steps) > limit:

@@ -1,6 +1,7 @@
 """WORKDIR/report.html: a run or a study as one page that needs no network.
 
-It is made from the files in the workdir, also of a run that has not finished.
+It is made from the files in the workdir, also of a run that is still running
+or was stopped.
 """
 
 import base64
@@ -32,7 +33,10 @@ _WORST = 24  # mistakes on a page
 
 
 def write_at_end(workdir: PathLike) -> None:
-  """Write the page of a run that has ended, on the first host."""
+  """Write the page of a run that has ended, on the first host.
+
+  An error is only printed.
+  """
   if jax.process_index():
     return
   try:
@@ -46,7 +50,10 @@ def write_at_end(workdir: PathLike) -> None:
 
 
 def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
-  """Write the page of a run or a study, by default into it; return its path."""
+  """Write the page of a run or a study; return its path.
+
+  By default this is report.html in the workdir.
+  """
   found = Workdir(workdir)
   if not found.config and not found.records:
     raise UserError(

@@ -47,7 +47,8 @@ class Checkpoints:
 
   Attributes:
     every: time between checkpoints; None for one at the end. A run that is
-      stopped also writes one. Training waits for one before the next.
+      stopped also writes one. Training waits for a checkpoint before it begins
+      the next.
     keep_last: number of newest checkpoints to keep.
     best_metric: 'EVALUATOR/METRIC'; the checkpoint with its best value is kept,
       too: the largest, unless lower is better.

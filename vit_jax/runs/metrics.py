@@ -88,7 +88,10 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 class NonFiniteError(FloatingPointError, UserError):
-  """A metric or the state of a step is NaN or Inf; `cause` says which."""
+  """A metric of a training step, or the state after it, is NaN or Inf.
+
+  The attribute `cause` names the value and the step.
+  """
 
   def __init__(self, cause: str) -> None:
     super().__init__(

@@ -21,7 +21,8 @@ class Grammar:
       'copy', a random word twice.
     side: square root of the number of tokens; even.
     brackets: k. Token i opens, token k + i closes. 'copy' has all 2 k tokens.
-    permuted: a control, the tokens of each sentence in random order.
+    permuted: whether the tokens of each sentence are in random order (a
+      control).
   """
 
   kind: Literal['dyck', 'shuffle', 'copy'] = 'dyck'

@@ -54,7 +54,8 @@ def convert(
     arrays: {name: array}, everything in the file.
     keys: key map of these.
     known: fields of the model, as in `bundle.replace`, from the file's config.
-    rows: tokens with rows of positions before the patches, the likeliest first.
+    rows: tokens that have rows of a table of positions before those of patches,
+      the most likely first.
     heads: {width: number of heads}, if nothing else says it.
     image_size: int or (H, W) that the file says.
     grid: (rows, columns) of patches that are not a square.
@@ -113,8 +114,9 @@ def _place(params, rows, grid, image_size, notes):
 def _infer(params, heads, known, given):
   """Return the model that parameters belong to.
 
-  Arrays do not show num_heads, if its axes are merged, mlp and norm_eps, nor
-  pooling and posemb without parameters. Fixed positions are never guessed.
+  Arrays do not show num_heads, if its axes are merged, nor mlp and norm_eps;
+  nor pooling and posemb if these have no parameters. Fixed positions are never
+  guessed.
   """
   try:
     cls, facts = _facts(params)

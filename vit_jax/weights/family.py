@@ -28,21 +28,25 @@ class Family:
 
   Attributes:
     pattern: regular expression of the name in config.json, which is timm's
-      `architecture` or transformers' `model_type`. '' stands for no config.
+      `architecture` or transformers' `model_type`. It fits '' if files without
+      a config are read, too.
     anchor: regular expression of an array that such files have.
     keys: key map.
-    fields: what neither arrays nor the config show, as in `bundle.replace`.
+    fields: fields of our model that neither arrays nor the config show, as in
+      `bundle.replace`.
     configure: returns fields that the config shows: (config, arrays) -> fields.
     heads: {width: number of heads}, for configs that have a name but no number.
     args: {name in the config: values with which our model is the same}.
     prefix: regular expression of what may precede the names of arrays.
-    unused: regular expression, with prefix, of arrays that no feature needs.
+    unused: regular expression of arrays that features do not depend on, with
+      the prefix.
     prepare: returns arrays as the key map knows them, where these differ in
       more than names and layouts: (arrays, config) -> arrays.
     rows: tokens with rows in a position table, see `architecture.convert`.
     posemb_resize: method that resizes positions as the source does.
     images: what the source does to test images, as in timm's pretrained_cfg.
-    write: Weights -> (arrays, config), or a UserError. None: only read.
+    write: returns (arrays, config), or raises UserError: Weights -> both. None:
+      only read.
   """
 
   pattern: str
@@ -148,7 +152,8 @@ def write(
   """Return (arrays, JSON files) of the first family that can hold a model.
 
   `make` returns the JSON files, from the config of `Family.write`. `reread` is
-  `read` of the format, which must give the same model, else UserError says why.
+  `read` of the format, which must give the same model. If no family can hold
+  it, UserError says why.
   """
   if type(weights.model) is not VisionTransformer:
     raise UserError(f'It is a {type(weights.model).__name__}.')

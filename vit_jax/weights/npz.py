@@ -19,6 +19,9 @@ it; 'conv_root' and 'block1/unit1' are 'postact'.
 No file contains transforms of test images. Those of big_vision's models are
 big_vision's; those of the paper's code, and of the image tower of two, resize
 to a square as both code bases do for such models.
+
+The ImageNet-21k files of the first release have the tanh layer 'pre_logits'
+and a head of zeros; AugReg's have a working head and no such layer.
 """
 
 import dataclasses

@@ -50,7 +50,8 @@ class InitFrom:
     path, step, ema, grid, trust: see `formats.read`.
     options: more options of `formats.read`.
     head: 'reset': the head stays as initialised (the paper's fine-tuning);
-      'keep': it is loaded, and must fit. None: 'keep' only in evaluation.
+      'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
+      evaluation.
     head_rule: path rule of the parameters of the head.
     posemb_resize: method that resizes position embeddings, see
       `resample.resize`. None: that of the model's `posemb`, which is 'paper'
@@ -122,7 +123,8 @@ def fit(
 ) -> tuple[Params, str]:
   """Return (weights in the shapes and shardings of `params`, report).
 
-  `params` are those that will hold the weights, as initialised; see `adapt`.
+  `params` are those of the model that will use the weights, as initialised; see
+  `adapt`.
   """
   adapted, notes = adapt(weights.params, tree.flatten(params), model, init_from)
   notes += weights.notes + [

@@ -5,7 +5,8 @@
      'pretrained_cfg': {'input_size': [3, 224, 224], 'mean': [...], ...}}
 
 is config.json. Older files have the content of pretrained_cfg at the top and no
-model_args. We also write 'activation', which timm ignores.
+model_args. We also write 'activation', which timm ignores. FAMILIES lists the
+supported models.
 """
 
 import dataclasses

@@ -95,7 +95,8 @@ def forward_fn(
   `Pooling.token_weights`, such as the class token; 'rollout' [gh, gw]; 'heads'
   [L, h, gh, gw] of `attention.rollout_of_heads`; 'distance' [L, h] in pixels;
   'features' [D], the input of the head, for 'tsne'; 'norms' [L, N] of the
-  tokens after each layer; for 'pca', 'patches' [gh, gw, D] after the last norm.
+  tokens after each layer; 'patches' [gh, gw, D] after the final norm, for
+  'pca'.
   """
   with_attention = {*figures} - {'tsne', *OF_PATCHES}
   options = {'maps': (-1,)} if 'pca' in figures else {}
