@@ -151,8 +151,13 @@ def crop(config):
     'antialias': False,
   }
   config.data.transforms = (common.make('data.transforms.MultiCrop', **crops),)
+  config.objective.views = views()
+
+
+def views():
+  """Return colours of views that are not flipped."""
   colour = common.make('objectives.colours.Colour', flip=0.0)
-  config.objective.views = {'globals': (colour,), 'local': colour}
+  return {'globals': (colour,), 'local': colour}
 
 
 def model(args):

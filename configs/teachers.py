@@ -44,7 +44,7 @@ METHODS = {  # name: (title, FLOPs of a step relative to 'lejepa')
   'distilled': ('distilled', 0.833),
 }
 STEPS = {'half': 120, 'full': 240}  # of LeJEPA, with 128 images
-PARTS = {'tenth': ('a tenth of the rate', 0.1), 'whole': ('the rate', 1.0)}
+FRACTIONS = {'tenth': ('a tenth of the rate', 0.1), 'whole': ('the rate', 1.0)}
 ANCHORS = {'free': ('no anchor', 0.0), 'anchor': ('anchor', 1.0)}
 COLUMNS = {
   'nearest neighbours': 'digits/digits/knn/k5_t0.07',
@@ -70,7 +70,7 @@ def get_config(argument=''):
   for name in (*METHODS, 'scratch'):
     make = functools.partial(finetune, args, name)
     embedded.tune(runs, f'tuned_{name}', make, args, TUNING_RATES)
-  for rate, anchor, seed in itertools.product(PARTS, ANCHORS, seeds):
+  for rate, anchor, seed in itertools.product(FRACTIONS, ANCHORS, seeds):
     run = continued(args, rate, anchor, seed)
     runs[f'{rate}_{anchor}_seed{seed}'] = run
   discard = '.*_lr.*|.*_half.*|(tuned|tenth|whole).*'
@@ -108,12 +108,11 @@ def distil(config, path):
   crop = common.make('data.transforms.InceptionCrop', **crop)
   config.data.update(transforms=(crop,), labels=False)
   config.model.num_classes = 0
-  colour = common.make('objectives.colours.Colour', flip=0.0)
   config.objective = common.make(
     'objectives.feature_distillation.FeatureDistillation',
     teacher={'path': path},
     queue=2048,
-    views={'globals': (colour,), 'local': colour},
+    views=alone.views(),
   )
 
 
@@ -135,7 +134,7 @@ def continued(args, rate, anchor, seed):
   config.data.transforms = (*scans['transforms'], *config.data.transforms)
   config.init_from = {'path': f'{{workdir}}/teacher_seed{seed}'}
   pretrain_folder.follow_weights(config, 'fraction')
-  config.schedule.lr = RATE * PARTS[rate][1]
+  config.schedule.lr = RATE * FRACTIONS[rate][1]
   config.objective = common.make(
     'objectives.anchor.anchored',
     objective=config.objective.to_dict(),
@@ -189,11 +188,11 @@ def of_drift():
   """Return a panel of the accuracy of continued models against the drift."""
   start = embedded.measured('teacher', COLUMNS['linear, 10 per class'])
   lines = {'start': [{'x': 5e-4, 'y': start}]}
-  for rate, anchor in itertools.product(PARTS, ANCHORS):
+  for rate, anchor in itertools.product(FRACTIONS, ANCHORS):
     runs = f'{rate}_{anchor}'
     x = embedded.measured(runs, 'train/anchor')
     y = embedded.measured(runs, COLUMNS['linear, 10 per class'])
-    title = f'{PARTS[rate][0]}, {ANCHORS[anchor][0]}'
+    title = f'{FRACTIONS[rate][0]}, {ANCHORS[anchor][0]}'
     lines[title] = [{'x': x, 'y': y}]
   ticks = {0.05: '0', 0.1: '0.1', 0.3: '0.3', 1.0: '1'}
   how = {'relative_to': {'value': 0.01}, 'ticks': ticks, 'joined': False}
@@ -206,9 +205,9 @@ def of_continued():
     if column in COLUMNS:
       start = embedded.measured('teacher', metric)
       gains.append({'row': 'start', 'column': column} | start)
-    for rate, anchor in itertools.product(PARTS, ANCHORS):
+    for rate, anchor in itertools.product(FRACTIONS, ANCHORS):
       y = embedded.measured(f'{rate}_{anchor}', metric)
-      words, title = PARTS[rate][0], ANCHORS[anchor][0]
+      words, title = FRACTIONS[rate][0], ANCHORS[anchor][0]
       cell = {'row': f'{words}, {title}', 'column': column} | y
       (gains if column in COLUMNS else cells).append(cell)
       changes.append({'row': title, 'column': f'{column}, {words}'} | y)

@@ -1,8 +1,10 @@
 """Rank, spread and pictures of a representation."""
 
+import jax
 import numpy as np
 import pytest
 import tiny
+from flax import linen as nn
 from synthetic import Synthetic
 
 from vit_jax import tree
@@ -69,7 +71,7 @@ def test_features_that_are_not_finite_have_no_metrics(params):
 
 
 def test_a_model_that_does_not_pool():
-  """It has a vector for each patch, and is described by their mean."""
+  """Its representation is the mean of its patches."""
   model = MODEL.clone(pooling=pooling.NoPooling())
   params = tree.unflatten(tiny.normal_params(model, (8, 8, 3)))
   images = np.stack([SOURCE[i]['image'] for i in range(21)])
@@ -114,3 +116,24 @@ def test_patches_of_a_resnet_are_the_cells_of_its_last_map():
   np.testing.assert_array_equal(
     blocks, blocks[:, :1, :, :1] + np.zeros_like(blocks)
   )
+
+
+class Own(nn.Module):
+  """A model of a user, which has a representation and no tokens."""
+
+  num_classes = None
+
+  @nn.compact
+  def features(self, images, **options):
+    return {'pre_logits': nn.Dense(6)(images.reshape(len(images), -1))}
+
+  def __call__(self, images):
+    return self.features(images)['pre_logits']
+
+
+def test_a_model_without_patches_has_no_picture_of_them():
+  images = np.zeros((1, 8, 8, 3), np.float32)
+  params = Own().init(jax.random.key(0), images)['params']
+  watch = evaluator(Own())
+  assert watch.run(params)['rank'] > 1
+  assert [*watch.pictures(params)] == ['An image and its nearest ones']

@@ -276,3 +276,7 @@ def test_shared_neighbours_and_colours_of_both(teacher_file):
   assert 0 < other < 1
   params = {k: np.full_like(x, np.nan) for k, x in params.items()}
   assert np.isnan(compare(STUDENT, params, Normalize())[1])
+  one = dataclasses.replace(source, num_examples=1)
+  given['data'] = Data(one, 8)
+  params = tiny.normal_params(STUDENT, (24, 24, 3))
+  assert compare(STUDENT, params, Normalize())[1] == 0  # it has no others

@@ -92,7 +92,7 @@ class Representation(SplitEvaluator):
     if not np.isfinite(x).all():
       return np.nan
     pairs = zip(_nearest(x, self.k), self._near)
-    return float(np.mean([len({*a} & {*b}) / len(b) for a, b in pairs]))
+    return float(np.mean([len({*a} & {*b}) / max(1, len(b)) for a, b in pairs]))
 
   def _of_teacher(self, params, images):
     images = self.teacher.convert(images)
@@ -116,10 +116,13 @@ class Representation(SplitEvaluator):
     images = self._images(index[:_PATCHES])
     maps = {'': jax.jit(self._summarize)(params, images)}
     if self.teacher:
-      found = jax.jit(self._of_teacher)(self._load(), images)
-      maps = {'student ': maps[''], 'teacher ': found}
+      other = jax.jit(self._of_teacher)(self._load(), images)
+      maps = {'student ': maps[''], 'teacher ': other}
     columns, shares = [images], []
+    found = {'An image and its nearest ones': near}
     for name, (_, patches) in jax.device_get(maps).items():
+      if patches is None:
+        return found
       components, of_each = embeddings.patch_components(patches)
       percent = ', '.join(f'{share:.0%}' for share in of_each)
       shares.append(f'{name}{percent} of the variance')
@@ -127,7 +130,7 @@ class Representation(SplitEvaluator):
       columns.append([embeddings.enlarge(x, images.shape[1:]) for x in colours])
     title = f'PCA of patches ({"; ".join(shares)})'
     patches = [[*row] for row in zip(*columns)]
-    return {title: patches, 'An image and its nearest ones': near}
+    return {title: patches, **found}
 
   def _images(self, index):
     """Return the examples with these numbers, as the model gets them."""

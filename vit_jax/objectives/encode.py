@@ -44,21 +44,22 @@ def encode(
 
 def summarize(
   model: Any, params: Params, images: jax.Array, rng: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Any]:
   """Return (representation [B, D], patches [B, gh, gw, F]), both float32.
 
   The representation of a model that does not pool is the mean over patches. The
-  patches of a ResNet are the cells of its last map.
+  patches of a ResNet are the cells of its last map. A model of your own that
+  returns neither tokens nor such a map has None.
   """
   found = encode(model, params, images, rng)
   pooled, patches = found['pre_logits'], found.get('map_-1')
-  if patches is None:
+  if patches is None and 'tokens' in found:
     grid = model.embedding.grid(images.shape[1:])
     patches = found['tokens'][:, -math.prod(grid) :]
     patches = patches.reshape(len(images), *grid, -1)
   if pooled.ndim == 3:
     pooled = pooled.mean(axis=1)
-  return pooled.astype(jnp.float32), patches.astype(jnp.float32)
+  return jax.tree.map(jnp.float32, (pooled, patches))
 
 
 def _fitted(model, params, images):
