@@ -44,6 +44,8 @@ def get_config(argument=''):
   words = ['deit3_finetune' if args.finetune else 'deit3', args.model]
   words += [x for x in ('folder', 'fsdp') if getattr(args, x)]
   given = {x: getattr(args, x) for x in ('epochs', 'size', 'tensor')}
+  if args.finetune:  # DeiT III's S/16 would have 384 px
+    given['size'] = args.size or 224
   words += [f'{name}={value}' for name, value in given.items() if value]
   config = deit.get_config(','.join(words))
   depth = config.model.stochastic_depth

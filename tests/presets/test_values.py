@@ -333,10 +333,11 @@ def test_deit3(row):
 
 
 @pytest.mark.parametrize('model', ['S/16', 'B/16'])
-@pytest.mark.parametrize('stage', ['', 'finetune,'])
-def test_vit5_is_the_recipe_of_deit3_with_another_model(stage, model):
-  deit = {'': 'deit3', 'finetune,': 'deit3_finetune'}[stage]
-  expected = load_config('deit', f'{deit},{model}').to_dict()
+@pytest.mark.parametrize(
+  ('stage', 'deit'), [('', 'deit3,'), ('finetune,', 'deit3_finetune,size=224,')]
+)
+def test_vit5_is_the_recipe_of_deit3_with_another_model(stage, deit, model):
+  expected = load_config('deit', f'{deit}{model}').to_dict()
   config = load_config('pretrain_vit5', f'{stage}{model}').to_dict()
   assert config.pop('ema') == {'decay': 0.99996}
   assert config['model']['posemb']['registers'] == 100
