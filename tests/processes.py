@@ -257,7 +257,7 @@ def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
       key: value
       for key, value in record.items()
       if key not in _OF_THE_CLOCK
-      and not key.startswith(('seconds/', 'data_wait/'))
+      and not key.startswith(('seconds/', 'cpu_seconds', 'data_wait/'))
     }
     for record in read_records(workdir)
   ]
@@ -316,5 +316,5 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     for name, events in found.items()
     # A run that is stopped by a signal writes its progress once more.
     if name not in (*_OF_THE_CLOCK, 'progress')
-    and not name.startswith(('seconds/', 'data_wait/'))
+    and not name.startswith(('seconds/', 'cpu_seconds', 'data_wait/'))
   }

@@ -192,14 +192,6 @@ def test_a_gif_whose_frame_is_larger_than_its_screen():
     images.decode(bytes(data))
 
 
-def test_a_jpeg_of_many_scans_is_an_error():
-  data = encode(picture(), 'JPEG', progressive=True)
-  last = data[data.rindex(b'\xff\xda') : -2]
-  images.decode(data[:-2] + 50 * last + data[-2:])
-  with pytest.raises(images.UnreadableError, match=r'JPEG has 1,0\d\d scans'):
-    images.decode(data[:-2] + 1000 * last + data[-2:])
-
-
 def test_a_lossless_jpeg_is_decoded_or_an_error():
   data = bytes.fromhex(  # Huffman codes, 32 x 32 x 3 pixels, a scan
     'ffd8ffc4001500010100000000000000000000000000000001ffc3001108002000200301'

@@ -10,7 +10,12 @@ import pytest
 from contract import IMAGES, formula, tiny
 
 from vit_jax.models import layers
-from vit_jax.models.attention import attention, checked_cudnn, default
+from vit_jax.models.attention import (
+  Attention,
+  attention,
+  checked_cudnn,
+  default,
+)
 from vit_jax.models.layers import BlockOptions
 from vit_jax.models.pooling import Map
 from vit_jax.models.rotary import RotaryAxial
@@ -220,6 +225,28 @@ def test_a_model_with_fused_attention_is_that_with_einsum(fields, cudnn):
     functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5),
     *(found, expected),
   )
+
+
+def test_a_gate_multiplies_the_output_of_attention():
+  """As timm's Attention(gated=True, scale_norm=True) does, by its formula."""
+  options = BlockOptions(gate=True, sub_norm=('attn',))
+  module = Attention(3, options, implementation='einsum')
+  x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 24)), 'f')
+  params = module.init(jax.random.key(0), x, x)['params']
+  assert params['gate'].keys() == {'kernel'}
+  out = module.apply({'params': params}, x, x)
+  plain = Attention(
+    3, BlockOptions(sub_norm=('attn',)), implementation='einsum'
+  )
+  # Of an output layer that is the identity, and so of what the gate multiplies.
+  eye = np.eye(24, dtype='f').reshape(3, 8, 24)
+  inner = {k: v for k, v in params.items() if k != 'gate'}
+  inner['out'] = {'kernel': eye, 'bias': np.zeros(24, 'f')}
+  inner = plain.apply({'params': inner}, x, x)
+  gate = params['gate']['kernel'].reshape(24, 24)
+  gated = inner / (1 + np.exp(-(x @ gate)))
+  expected = gated @ params['out']['kernel'].reshape(24, 24)
+  np.testing.assert_allclose(out, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize('works', [True, False])

@@ -20,6 +20,7 @@ from vit_jax import tree
 from vit_jax.durations import Timeline, steps
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
 from vit_jax.zoo import names
 
@@ -457,6 +458,27 @@ def test_weight_decay_follows_a_cosine(rule):
       factor = path.endswith('kernel') * (3.0 if 'head' in path else 1.0)
       expected = -0.1 * factor * decay * before[path]
       np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize('rule', [optax.adamw, optim.muon])
+def test_corrected_weight_decay_follows_the_square_of_the_rate(rule):
+  """Without gradients, an update is minus rate² / peak * decay * x."""
+  params = make_tree(small=True)
+  timeline = Timeline(8, 80, total_steps=10)
+  lr = Schedule(0.1, decay='linear', warmup=steps(3))(timeline)
+  fields = {'final_weight_decay': 0.4, 'corrected_weight_decay': True}
+  rule = functools.partial(rule, weight_decay=0.04)
+  tx = Optimizer(rule, **fields)(params, lr, timeline)
+  state, update = tx.init(params), jax.jit(tx.update)
+  before, zeros = tree.flatten(params), jax.tree.map(np.zeros_like, params)
+  for step in range(10):
+    updates, state = update(zeros, state, params)
+    rate = 0.1 * min(step / 3, (10 - step) / 7)
+    decay = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * step / 10))
+    expected = -(rate**2) / 0.1 * decay
+    for path, x in as_numpy(updates).items():
+      wanted = path.endswith('kernel') * expected * before[path]
+      np.testing.assert_allclose(x, wanted, rtol=2e-5, atol=1e-8)
 
 
 ADAMW = functools.partial(optax.adamw, weight_decay=0.1)

@@ -124,6 +124,7 @@ def test_differences_are_taken_within_a_seed(tmp_path):
     f'| same | {100 * same["mean"]:+.1f} ± 2.5 |',
   ]
   assert json.loads((tmp_path / 'recipes.json').read_text()) == found
+  assert (tmp_path / 'recipes.png').exists()
 
 
 def test_only_pairs_that_are_done_count(tmp_path):

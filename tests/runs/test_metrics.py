@@ -38,6 +38,7 @@ def clock(monkeypatch):
   """A clock of metrics.py that stands still."""
   found = types.SimpleNamespace(now=100.0)
   found.perf_counter = lambda: found.now
+  found.process_time = lambda: 2 * found.now  # two busy threads
   monkeypatch.setattr(metrics, 'time', found)
   return found
 
@@ -130,6 +131,7 @@ def test_rates_and_phases(tmp_path, clock, monkeypatch, capsys):
   found = {k[8:]: v for k, v in second.items() if k.startswith('seconds/')}
   expected = {'compile': 50, 'data': 1.5, 'steps': 4.5, 'saving': 21}
   assert found == {'setup': 0} | expected
+  assert second['cpu_seconds'] == 2 * (1.5 + 4.5)
   out = capsys.readouterr().out
   assert 'wall time 0:01:17 |' in out and 'saving 27.3%' in out
 
@@ -157,7 +159,9 @@ def test_resuming_removes_records_of_lost_steps(tmp_path, clock):
   assert [r['step'] for r in read_records(tmp_path)] == [2, 4, 6]
 
   monitor = make_monitor(
-    tmp_path, start_step=4, carried={'seconds': {'steps': 9.0}}
+    tmp_path,
+    start_step=4,
+    carried={'seconds': {'steps': 9.0}, 'cpu_seconds': 12.0},
   )
   assert [r['step'] for r in read_records(tmp_path)] == [2, 4]
   for step in (5, 6):
@@ -170,6 +174,7 @@ def test_resuming_removes_records_of_lost_steps(tmp_path, clock):
     *((2, 1.5), (4, 3.5), (6, 10.0))
   ]
   assert records[-1]['seconds/steps'] == 10
+  assert records[-1]['cpu_seconds'] == 14
   shown = scalars(tmp_path)['train/loss']
   assert shown == [(2, 1.5), (4, 3.5), (6, 10.0)]
 

@@ -9,7 +9,6 @@ is compiled, libjpeg-turbo decodes only the part of a JPEG that a crop needs.
 import functools
 import io
 import itertools
-import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,7 +29,6 @@ Box = tuple[int, int, int, int]  # y, x, height, width
 # Pillow has more, but starts Ghostscript or unpacks gzip for some of them.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF')
 _ORIENTATION = 0x0112  # tag of EXIF
-_MAX_JPEG_SCANS = 100  # encoders write about 10
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -126,11 +124,6 @@ class Encoded:
         f'the image has {height:,} x {width:,} pixels, {needed:,} bytes when'
         f' decoded, more than max_image_bytes={max_image_bytes:,}. Set'
         f' max_image_bytes={needed} to decode it.'
-      )
-    scans = len(re.findall(b'\xff\xda', data)) if is_jpeg else 0
-    if scans > _MAX_JPEG_SCANS:  # a pass over the image for a few bytes each
-      raise UnreadableError(
-        f'the JPEG has {scans:,} scans, more than {_MAX_JPEG_SCANS}.'
       )
     is_truncated = data[-2:] != b'\xff\xd9'  # a whole decoding notices it
     self._in_part = is_jpeg and not (self._for_pillow or is_truncated)

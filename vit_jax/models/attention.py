@@ -74,6 +74,8 @@ class Attention(nn.Module):
     if 'attn' in options.sub_norm:
       merged = norm('norm')(x.reshape(*x.shape[:2], width))
       x = merged.reshape(x.shape)
+    if options.gate:
+      x = x * nn.sigmoid(dense('gate', (width,), heads)(queries))
     return dense('out', heads, (width,))(x)
 
 

@@ -267,6 +267,9 @@ class BlockOptions:
     attention_dropout: dropout rate of the attention weights.
     layerscale_init: initial scale of each residual branch; None: no LayerScale.
     qk_norm: whether queries and keys are normalised per head.
+    gate: whether the output of attention, before its last linear layer, is
+      multiplied by sigmoid(x W), [B, Q, D]; without a bias (timm's Eva, which
+      calls it gated_attn, has that of q).
     mlp: Gelu (the paper) or SwiGlu.
     sub_norm: what is normalised before its last linear layer: the output of
       attention ('attn'), the hidden activations ('mlp'), both, or nothing.
@@ -281,6 +284,7 @@ class BlockOptions:
   attention_dropout: Rate = 0.0
   layerscale_init: float | None = None
   qk_norm: bool = False
+  gate: bool = False
   mlp: Gelu | SwiGlu = Gelu()
   sub_norm: tuple[Literal['attn', 'mlp'], ...] = ()
   norm: Literal['layer', 'rms'] = 'layer'

@@ -15,6 +15,7 @@ the schedule only: its 1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here.
 import dataclasses
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -24,7 +25,7 @@ import numpy as np
 import optax
 
 from vit_jax import tree
-from vit_jax.durations import Duration, Timeline
+from vit_jax.durations import Duration, Timeline, fraction
 from vit_jax.optim.schedules import Schedule
 from vit_jax.types import (
   Count,
@@ -98,6 +99,9 @@ class Optimizer:
       match counts. "Scaling ViT" has (('head/.*', 100.0),).
     final_weight_decay: weight decay at the end of the run, which it reaches on
       half a cosine (DINO: from 0.04 to 0.4); None: it stays as it is.
+    corrected_weight_decay: whether weight decay is multiplied by the learning
+      rate over its peak, so that a step decays in proportion to the square of
+      the rate (arXiv 2512.08217), as timm's option of this name does.
     freeze: path rules of parameters that are not trained and take no memory.
     thaw: time after which they are trained, too, so that new heads warm up
       first; None: never. Until then their updates are 0, but their gradients
@@ -112,6 +116,7 @@ class Optimizer:
   decay_mask: Sequence[PathRule] = KERNELS
   decay_multipliers: Multipliers = ()
   final_weight_decay: NonNegative | None = None
+  corrected_weight_decay: bool = False
   freeze: Sequence[PathRule] = ()
   thaw: Duration | None = None
   lr_multipliers: Multipliers = ()
@@ -125,7 +130,8 @@ class Optimizer:
   ) -> optax.GradientTransformation:
     """Return the optax transformation for parameters, real or abstract.
 
-    Only `final_weight_decay` and `thaw` need the timeline of the run.
+    Only `final_weight_decay`, `corrected_weight_decay`, which also needs a rate
+    that is a function of the step, and `thaw` need the timeline of the run.
     """
     lr_factors = _first_factors(self, 'lr_multipliers', params)
     decay_factors = _first_factors(self, 'decay_multipliers', params)
@@ -177,6 +183,10 @@ class Optimizer:
     if self.final_weight_decay is not None:
       start, end = arguments['weight_decay'], self.final_weight_decay
       arguments['weight_decay'] = Schedule(start, end_lr=end)(timeline)
+    if self.corrected_weight_decay:
+      steps = jnp.arange(timeline.steps(fraction(1)))
+      share = _times(1 / jax.vmap(learning_rate)(steps).max(), learning_rate)
+      arguments['weight_decay'] = _times(share, arguments['weight_decay'])
     if not self.decay_multipliers:
       return rule(learning_rate, **arguments)
     decay = arguments['weight_decay']
@@ -190,9 +200,11 @@ class Optimizer:
     return optax.partition(groups, labels)
 
 
-def _times(factor, decay):
-  """Multiply a weight decay, a number or a function of the step."""
-  return (lambda n: factor * decay(n)) if callable(decay) else factor * decay
+def _times(x, y):
+  """Return the product of two numbers or functions of the step."""
+  if not callable(x) and not callable(y):
+    return x * y
+  return lambda n: math.prod(f(n) if callable(f) else f for f in (x, y))
 
 
 def _first_factors(optimizer, name, params):

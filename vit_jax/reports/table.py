@@ -10,6 +10,7 @@ from etils import epath
 
 from vit_jax.io import terminal
 from vit_jax.io.files import write_atomically, write_json
+from vit_jax.reports import pictures
 from vit_jax.reports.results import Results, half_width
 from vit_jax.reports.workdir import Workdir
 from vit_jax.types import Natural
@@ -64,12 +65,35 @@ class Paired(Table):
   A difference is taken within each seed, the group `seed` of the runs, so that
   what the seed decides (data, order, initialisation) cancels. The interval is
   Student's t. The first row has a cell in each column, its mean and interval.
+  NAME.png has the differences, a panel for each column.
   """
 
   title: str = 'Differences to the baseline'
   name: str = 'paired'
 
   unit = '%, 95% intervals'
+
+  def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
+    """Print, write and draw it. Return what a Table returns."""
+    data = super().__call__(results)
+    columns = list(dict.fromkeys(x for cells in data.values() for x in cells))
+    if len(data) < 2 or not columns:
+      return data
+    made, panels = pictures.figure(len(columns))
+    _, *rows = data
+    for column, axes in zip(columns, panels):
+      found = [data[row].get(column, {}) for row in rows]
+      x, bars = (
+        np.array([100 * (cell.get(key) or np.nan) for cell in found])
+        for key in ('mean', 'half_width')
+      )
+      axes.errorbar(x, range(len(rows)), xerr=bars, fmt='o', capsize=3)
+      axes.axvline(0, color='grey', linewidth=1)
+      axes.set_yticks(range(len(rows)), rows if column == columns[0] else [])
+      axes.set_ylim(len(rows) - 0.5, -0.5)
+      axes.set(title=column, xlabel='difference (points)')
+    pictures.save(made, results.workdir / f'{self.name}.png')
+    return data
 
   def find(
     self, column: str, spec: Mapping[str, Any], results: Results

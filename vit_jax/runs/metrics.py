@@ -47,6 +47,7 @@ OF_A_RUN = {
   'data_wait': _SPEED('%', 'lower', heading='data wait', form='{:.0%}'),
   'memory_gb': _SPEED(heading='mem', form='{:.1f}GB'),
   **dict.fromkeys(('eta_s', 'exaflops', 'data_skipped', 'progress'), ACCOUNT),
+  'cpu_seconds': ACCOUNT,
   **dict.fromkeys(('data_wait/', 'seconds/'), ACCOUNT),
 }
 _NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
@@ -165,22 +166,30 @@ class Logging:
 
 
 class Stopwatch:
-  """Wall time of a run, divided into phases. It starts at once."""
+  """Wall time of a run, divided into phases. It starts at once.
+
+  `training` is the CPU time of all threads, but no other processes, in the
+  phases 'steps' and 'data'.
+  """
 
   def __init__(self) -> None:
     self.seconds: dict[str, float] = collections.defaultdict(float)
-    self._begin = time.perf_counter()
+    self.training = 0.0
+    self._begin, self._cpu = time.perf_counter(), time.process_time()
 
   def lap(self, phase: str) -> float:
     """Count the time since the last lap as this phase, and return it."""
-    now = time.perf_counter()
+    now, cpu = time.perf_counter(), time.process_time()
     seconds, self._begin = now - self._begin, now
     self.seconds[phase] += seconds
+    self.training += cpu - self._cpu if phase in ('steps', 'data') else 0.0
+    self._cpu = cpu
     return seconds
 
   def record(self) -> dict[str, float]:
-    """Return {'seconds/PHASE': wall time so far}."""
-    return {f'seconds/{k}': round(v, 3) for k, v in self.seconds.items()}
+    """Return {'seconds/PHASE': wall time so far}, and 'cpu_seconds'."""
+    found = {f'seconds/{k}': round(v, 3) for k, v in self.seconds.items()}
+    return found | {'cpu_seconds': round(self.training, 3)}
 
 
 class Monitor:
@@ -240,6 +249,7 @@ class Monitor:
     self._stopwatch = stopwatch or Stopwatch()
     for phase, seconds in carried.get('seconds', {}).items():
       self._stopwatch.seconds[phase] += seconds
+    self._stopwatch.training += carried.get('cpu_seconds', 0.0)
     self._stopwatch.lap('setup')
     self._phase = 'compile'  # Phase of the time outside of `pause`.
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched.
@@ -249,7 +259,11 @@ class Monitor:
     """Return JSON values for a checkpoint, so that means continue after it."""
     # Copies, because checkpoints are written while training continues.
     seconds, sums = dict(self._stopwatch.seconds), dict(self._sums)
-    return {'sums': sums, 'logged': self._logged, 'seconds': seconds}
+    cpu = self._stopwatch.training
+    return {
+      **{'sums': sums, 'logged': self._logged},
+      **{'seconds': seconds, 'cpu_seconds': cpu},
+    }
 
   def _restart_rates(self, step):
     """Measure rates from this step on."""

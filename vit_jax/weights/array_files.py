@@ -27,7 +27,6 @@ from vit_jax.types import FlatParams, PathLike, UserError
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
 _SHARD = r'[^/\\:]+(?<!\.json)'  # not another index, not in another folder
-_MOST_UNPACKED = 50  # times the bytes of an .npz file
 _PICKLE = (
   'It is a pickle (torch.save writes them as .pth, .pt and .bin), which can '
   'execute any code. In PyTorch, save the weights by safetensors.torch.'
@@ -85,12 +84,6 @@ def _npz(path, values):
     members = file.infolist()
     if any(x.filename.endswith('.pkl') for x in members):  # torch.save
       raise UserError(_PICKLE)
-    size = sum(x.file_size for x in members)
-    if size > max(_MOST_UNPACKED * path.stat().st_size, 2**28):
-      raise UserError(
-        f'It would take {size / 1e9:.1f} GB in memory. If you trust it, save '
-        'its arrays without compression (numpy.savez)'
-      )
     for member in [] if values else members:
       with file.open(member) as stream:
         np.lib.format.read_magic(stream)
