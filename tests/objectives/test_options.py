@@ -81,9 +81,13 @@ def masked(task):
 def row(make, options, within=lambda x: x, **more):
   """Return a test of `make`, made with {option: (value, another value)}.
 
-  Another value of None: another test has the effect of this option.
+  Another value of None: another test has the effect of this option. Those of
+  self-distillation take 50 s of the default tests' time.
   """
-  return pytest.param(make, within, options | more, id=make.__name__)
+  marks = (pytest.mark.slow,) if make in (Dino, SimDino, DinoV2) else ()
+  return pytest.param(
+    make, within, options | more, id=make.__name__, marks=marks
+  )
 
 
 @pytest.mark.parametrize(
