@@ -19,14 +19,18 @@ All arms have the same budget for their rates, which are chosen on data that no
 result is measured on.
 """
 
+import functools
+
 from configs import (
   arguments,
   common,
   science_crossing,
   science_fractal,
   science_muon,
+  science_parts,
   science_patches,
   science_positions,
+  science_rates,
   science_warmup,
 )
 
@@ -37,6 +41,11 @@ STUDIES = {
   'muon': science_muon.study,
   'fractal': science_fractal.study,
   'warmup': science_warmup.study,
+  **{
+    f'parts_{data}': functools.partial(science_parts.study, data=data)
+    for data in science_parts.DATA
+  },
+  'rates': science_rates.study,
 }
 
 

@@ -112,6 +112,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     finetune,S/16 finetune,B/16,tiny
   """,
   'quickstart': 'default tiny',
+  'race': 'default all,seeds=3 tiny all,tiny',
   'recipes_embedded': 'default seeds=1,steps=300 tiny',
   'scaling': """
     compute,R200x3,lr=5e-4,seeds=3 compute,B/32,R50x1,R50+B/32
@@ -122,8 +123,10 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   """,
   'scaling_embedded': 'default fractals seeds=2,steps=300 tiny fractals,tiny',
   'science': """
-    default positions patches muon fractal,seeds=1 warmup
+    default positions patches muon fractal,seeds=1 warmup parts_glyphs
+    parts_photographs,seeds=3 rates
     tiny positions,tiny patches,tiny muon,tiny fractal,tiny warmup,tiny
+    parts_glyphs,tiny parts_photographs,tiny rates,tiny
   """,
   'self_supervised_embedded': 'default seeds=1,steps=9 tiny',
   'teachers': 'default seeds=1 tiny',

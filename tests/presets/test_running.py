@@ -417,6 +417,12 @@ def test_a_tiny_study_runs(tmp_path):
         'whole_anchor_seed0',
       ),
     ),
+    (
+      'science',
+      'parts_glyphs,tiny',
+      ('steps_all_lr1e-03', 'steps_all_seed0', 'less_rope_seed0'),
+    ),
+    ('race', 'all,tiny', ('baseline_seed0', 'muon_seed0')),
   ],
 )
 def test_members_of_tiny_studies_run(

@@ -61,7 +61,9 @@ class Scaling:
       rows += found
     path = results.workdir / f'{self.name}.png'
     pictures.save(figure, path)
-    columns = ['', 'model', 'x', 'accuracy (%)', 'runs']
+    labels = {panel['xlabel'] for panel in self.panels}
+    x = labels.pop() if len(labels) == 1 else 'x'
+    columns = ['', 'model', x, 'accuracy (%)', 'runs']
     lines = [
       [r['panel'], r['name'], f'{r["x"]:.6g}', r['text'], str(len(r['values']))]
       for r in rows

@@ -1,0 +1,66 @@
+"""Does the best learning rate of a narrow ViT suit a wide one, with Muon?
+
+With muP it should: here Muon's updates have singular values of about
+sqrt(max(1, outputs / inputs)), as first published, and the head's rate falls
+with the width, which is the multiplier of the logits that muP for Muon needs.
+Without, each update has the same RMS and all layers have one rate, this
+project's default. Widths are 48 to 384, of which a head of attention has 16.
+"""
+
+import itertools
+
+from configs import common, embedded
+
+PX, PATCH_SIZE = 20, 10
+WIDTHS = (48, 96, 192, 384)
+RATES = (4e-3, 8e-3, 16e-3, 32e-3)
+ARMS = {'rms': 'without muP', 'mup': 'muP'}
+
+
+def study(args):
+  runs = {}
+  arms = itertools.product(ARMS, WIDTHS, RATES, range(args.seeds))
+  for arm, width, lr, seed in arms:
+    name = f'{arm}_{width}_lr{lr:.0e}_seed{seed}'
+    runs[name] = train(args, arm, width, lr, seed)
+  return runs, reports()
+
+
+def train(args, arm, width, lr, seed):
+  model = embedded.vit(48, patch_size=PATCH_SIZE)
+  model |= {'depth': 2, 'width': width, 'mlp_dim': 4 * width}
+  muon = {'target': 'vit_jax.optim.optimizers.muon'}
+  if arm == 'mup':
+    muon |= {'consistent_rms': None}
+    muon |= {'lr_multipliers': (('head/.*', WIDTHS[0] / width),)}
+  evals = {'val': common.classification(embedded.held_out(args, PX))}
+  return embedded.run(
+    model | {'num_heads': width // 16},
+    embedded.drawn(PX, 1 + seed),
+    evals,
+    steps=4 if args.tiny else 60,
+    lr=lr,
+    seed=seed,
+    optimizer=embedded.adam() | muon,
+  )
+
+
+def reports():
+  cells, panels = [], []
+  for arm, title in ARMS.items():
+    lines = {}
+    for width in WIDTHS:
+      lines[f'width {width}'] = points = []
+      for lr in RATES:
+        y = embedded.measured(f'{arm}_{width}_lr{lr:.0e}')
+        points.append({'x': lr, 'y': y})
+        row, column = f'{title}, {lr:g}', f'width {width}'
+        cells.append({'row': row, 'column': column} | y)
+    panels.append(
+      {'title': title, 'lines': lines}
+      | {'xlabel': 'learning rate', 'ylabel': 'accuracy (%)'}
+      | {'ticks': {lr: f'{lr:g}' for lr in RATES}}
+    )
+  title = 'Accuracy on held-out glyphs'
+  yield common.table(cells, title=title)
+  yield embedded.figure(panels, 'Learning rates over widths', 'rates')
