@@ -2,7 +2,7 @@ r"""Claims about Vision Transformers, tested in small on a CPU.
 
     python -m vit_jax.main --config=configs/science.py:crossing --workdir=DIR
 
-No study needs a download; each takes 16 to 61 minutes on two cores or less.
+No study needs a download; each takes 16 to 95 minutes on one core or two.
 docs/science.md has the claims, the pictures and the answers.
 
 Arguments (separated by commas; the first of a list is the default):
@@ -12,11 +12,14 @@ Arguments (separated by commas; the first of a list is the default):
   muon       Muon against AdamW, with weak and strong augmentation
   fractal    pre-training on perturbations of one fractal, by their strength
   warmup     a warm-up on sentences of formal grammars, before any image
+  parts_glyphs, parts_photographs
+             which parts of the recipes of 2026 help (seeds=5 in docs/science.md)
+  rates      the best learning rate of Muon over widths, with and without muP
   seeds=3    seeds for each arm; one more chooses its learning rate
   tiny       one seed, few steps: minutes, to check that it runs
 
 All arms have the same budget for their rates, which are chosen on data that no
-result is measured on.
+result is measured on; `rates` shows all of them.
 """
 
 import functools

@@ -12,6 +12,10 @@ ViT, by COST, and the rate that it has at equal steps. Each part has the best of
 three rates, chosen by one more seed on other glyphs, or on a quarter of the
 training photographs of the first division; one part less has the rate of all,
 but without Muon a rate of its own.
+
+Result (five seeds, 95% intervals): on glyphs Muon gains 20.2 ± 2.2 points,
+rotary positions 4.2 ± 1.5, LayerScale loses 7.5 ± 1.3; others are not shown to
+matter alone. On photographs all of them gain 3.0 ± 2.4.
 """
 
 import functools
@@ -40,7 +44,7 @@ PARTS = {  # name: (title, settings of a training run)
   'scale': ('LayerScale', {'model.block.layerscale_init': 1e-4}),
   'gate': ('gate', {'model.block.gate': True}),
   'muon': ('Muon', {'optimizer.target': 'vit_jax.optim.optimizers.muon'}),
-  'decay': ('decay ~ rate²', {'optimizer.corrected_weight_decay': True}),
+  'decay': ('decay by rate²', {'optimizer.corrected_weight_decay': True}),
 }
 ARMS = {'plain': (), **{name: (name,) for name in PARTS}, 'all': tuple(PARTS)}
 TITLES = {'plain': 'plain', **{k: x for k, (x, _) in PARTS.items()}}
@@ -124,24 +128,18 @@ def photographs(args, px, seed):
 
 
 def reports(data):
-  columns = {  # (title of the first row, its arm): prefix of runs, arms
-    'equal steps': [('steps', x) for x in ARMS],
-    'equal compute': [
-      ('steps', 'plain'),
-      *(('compute', x) for x in COST),
-    ],
-    'one part less': [('steps', 'all'), *(('less', x) for x in less(data))],
-  }
-  cells = {
-    column: [
-      {'row': TITLES[arm], 'column': column}
-      | embedded.measured(f'{kind}_{arm}', METRIC)
-      for kind, arm in arms
-    ]
-    for column, arms in columns.items()
-  }
-  without = cells.pop('one part less')
-  yield embedded.paired([x for each in cells.values() for x in each], 'plain')
-  if less(data):
+  def cell(column, runs, row):
+    found = embedded.measured(runs, METRIC)
+    return {'row': row, 'column': column} | found
+
+  steps = [cell('equal steps', f'steps_{x}', TITLES[x]) for x in ARMS]
+  compute = [cell('equal compute', 'steps_plain', TITLES['plain'])]
+  compute += [cell('equal compute', f'compute_{x}', TITLES[x]) for x in COST]
+  yield embedded.paired(steps + compute, 'plain')
+  if parts := less(data):
+    cells = [cell('equal steps', 'steps_all', TITLES['all'])]
+    for part in parts:
+      row = f'without {TITLES[part]}'
+      cells.append(cell('equal steps', f'less_{part}', row))
     title = 'Differences to: all of them'
-    yield common.paired(without, title=title, name='paired_less')
+    yield common.paired(cells, title=title, name='paired_less')
