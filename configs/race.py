@@ -92,6 +92,7 @@ def reports(titles):
     'ylabel': 'accuracy (%)',
     'lines': lines,
     'relative_to': unit,
+    'ticks': {0.25: '1/4', 0.5: '1/2', 1: '1'},
     'joined': False,
   }
   return [embedded.figure([panel], 'The race', 'race')]

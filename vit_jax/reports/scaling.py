@@ -140,5 +140,5 @@ def _draw(panel, axes, rows):
   title = panel['title'] + _correlation(panel, rows)
   axes.set(title=title, xlabel=panel['xlabel'], ylabel=panel['ylabel'])
   beside = {'loc': 'center left', 'bbox_to_anchor': (1, 0.5)}
-  many = len(panel['lines']) > 5  # names that would hide points
+  many = len(panel['lines']) > 4  # names that would hide points
   axes.legend(frameon=False, fontsize=8, **(beside if many else {}))
