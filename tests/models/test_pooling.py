@@ -67,7 +67,7 @@ def test_all_options_arrive_in_the_layers_and_the_learned_query():
   options = {'attention_dropout': 0.1, 'layerscale_init': 0.5, 'qk_norm': True}
   options |= {'mlp': Gelu('exact'), 'norm_eps': 0.25, 'init_std': 0.5}
   options |= {'sub_norm': ('attn',), 'norm': 'rms', 'biases': ('out',)}
-  options |= {'post_norm': True}
+  options |= {'post_norm': True, 'gate': True}
   block = all_set(BlockOptions, **options)
   fields = {'mlp_dim': 40, 'num_heads': 4, 'dropout': 0.3, 'dtype': 'bfloat16'}
   model = tiny(pooling=Map(), block=block, attention='einsum', **fields)
@@ -86,7 +86,8 @@ def test_all_options_arrive_in_the_layers_and_the_learned_query():
     assert attn.options == block and attn.implementation == 'einsum'
     assert (attn.num_heads, mlp.mlp_dim) == (4, 40)
     assert mlp.options == block
-    assert {'query_norm', 'key_norm', 'norm'} < shapes[layer]['attn'].keys()
+    added = {'query_norm', 'key_norm', 'norm', 'gate'}
+    assert added < shapes[layer]['attn'].keys()
     biases = [x for x in tree.flatten(shapes[layer]) if x.endswith('/bias')]
     assert biases == ['attn/out/bias']
     in_layer = layer != 'map_head'

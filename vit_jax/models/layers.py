@@ -267,9 +267,6 @@ class BlockOptions:
     attention_dropout: dropout rate of the attention weights.
     layerscale_init: initial scale of each residual branch; None: no LayerScale.
     qk_norm: whether queries and keys are normalised per head.
-    gate: whether the output of attention, before its last linear layer, is
-      multiplied by sigmoid(x W), [B, Q, D]; without a bias (timm's Eva, which
-      calls it gated_attn, has that of q).
     mlp: Gelu (the paper) or SwiGlu.
     sub_norm: what is normalised before its last linear layer: the output of
       attention ('attn'), the hidden activations ('mlp'), both, or nothing.
@@ -279,12 +276,14 @@ class BlockOptions:
     biases: linear layers that have a bias; 'mlp' stands for all of the MLP.
     init_std: standard deviation of the initial kernels of attention and MLP;
       DeiT has 0.02. None: as in INIT.
+    gate: whether the output of attention, before its last linear layer, is
+      multiplied by sigmoid(x W), [B, Q, D]; without a bias (timm's Eva, which
+      calls it gated_attn, has that of q).
   """
 
   attention_dropout: Rate = 0.0
   layerscale_init: float | None = None
   qk_norm: bool = False
-  gate: bool = False
   mlp: Gelu | SwiGlu = Gelu()
   sub_norm: tuple[Literal['attn', 'mlp'], ...] = ()
   norm: Literal['layer', 'rms'] = 'layer'
@@ -292,6 +291,7 @@ class BlockOptions:
   post_norm: bool = False
   biases: tuple[Projection, ...] = ('query', 'key', 'value', 'out', 'mlp')
   init_std: NonNegative | None = None
+  gate: bool = False
 
   def make_norm(self, dtype: Any, name: str) -> nn.Module:
     """Return a norm of the module that calls this."""
