@@ -18,6 +18,7 @@ from options import all_set
 
 from vit_jax import tree
 from vit_jax.durations import Timeline, steps
+from vit_jax.models.layers import BlockOptions, SwiGlu
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
 from vit_jax.optim.schedules import Schedule
@@ -299,7 +300,9 @@ def test_updates_are_timms(timm_training, name, rule, num_steps, fields):
 @pytest.mark.parametrize('scan', [False, True])
 def test_matrices_of_a_vit(scan):
   """{path: number of inputs} of a real model; AdamW has the rest."""
-  model = names.create('ViT-mu/4', num_classes=7, scan=scan, depth=2)
+  block = BlockOptions(gate=True, mlp=SwiGlu())
+  fields = {'num_classes': 7, 'scan': scan, 'depth': 2, 'block': block}
+  model = names.create('ViT-mu/4', **fields)
   images = jax.ShapeDtypeStruct((1, 24, 24, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   found = {}
@@ -310,8 +313,12 @@ def test_matrices_of_a_vit(scan):
       )
       found[path] = x.size // inputs // outputs, inputs, outputs
   layer = {
-    **{f'attn/{x}/kernel': (32, 32) for x in ('query', 'key', 'value', 'out')},
-    **{'mlp/fc1/kernel': (32, 128), 'mlp/fc2/kernel': (128, 32)},
+    **{
+      f'attn/{x}/kernel': (32, 32)
+      for x in ('query', 'key', 'value', 'gate', 'out')
+    },
+    **{f'mlp/{x}/kernel': (32, 128) for x in ('fc1', 'gate')},
+    'mlp/fc2/kernel': (128, 32),
   }
   prefixes = {'blocks': 2} if scan else {'block_0': 1, 'block_1': 1}
   assert found == {

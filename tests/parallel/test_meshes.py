@@ -62,6 +62,7 @@ MODERN = {  # parts as in DINOv3 and EVA-02, in one layer without a loop
     norm='rms',
     biases=('query', 'value', 'mlp'),
     layerscale_init=0.5,
+    gate=True,
   ),
 }
 

@@ -171,6 +171,7 @@ MODELS = {
     ('B/16', EXACT, ''),
     ('B/16', {'pooling.num_registers': 2}, 'npz hf'),
     ('B/16', {'block.qk_norm': True}, 'npz hf'),
+    ('B/16', {'block.gate': True}, 'npz timm hf'),
     ('B/16', EXACT | {'block.post_norm': True}, 'npz hf'),
     (
       'B/16',

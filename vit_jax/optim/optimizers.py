@@ -382,9 +382,10 @@ def _matrix_axes(path, x):
   """Return which axes of a kernel are inputs and outputs; else None."""
   if not re.fullmatch(r'(?!head[^/]*/).*/kernel', path):
     return None
-  # [D, h, dh] of query, key and value; [h, dh, D] of attention's output, [D, M]
-  # of MLPs, [p, p, C, D] of patches and other convolutions.
-  outputs = 2 if re.fullmatch(r'(.*/)?(query|key|value)/kernel', path) else 1
+  # [D, h, dh] of query, key, value and gate; [h, dh, D] of attention's output,
+  # [D, M] of MLPs, [p, p, C, D] of patches and other convolutions.
+  of_heads = r'(.*/)?(query|key|value|attn/gate)/kernel'
+  outputs = 2 if re.fullmatch(of_heads, path) else 1
   axes = tuple(range(int(tree.is_stacked([path])), x.ndim))
   return optax.contrib.MuonDimensionNumbers(axes[:-outputs], axes[-outputs:])
 

@@ -212,7 +212,7 @@ def rules_for(mesh: Mesh) -> Rules:
 # of a layer, so that the two products of a branch need one sum over devices.
 # Dimensions count from the end, because scanned layers have one more in front.
 _TENSOR = (  # path rule, dimensions of the parameter, which of them is split
-  ('(.*/)?attn/(query|key|value)/kernel', 3, -2),  # [D, h, dh]
+  ('(.*/)?attn/(query|key|value|gate)/kernel', 3, -2),  # [D, h, dh]
   ('(.*/)?attn/(query|key|value)/bias', 2, -2),  # [h, dh]
   ('(.*/)?attn/out/kernel', 3, -3),  # [h, dh, D]; its bias is added once
   ('(.*/)?(mlp|.*_mixing)/(fc1|gate)/kernel', 2, -1),  # [D, M]

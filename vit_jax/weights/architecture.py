@@ -179,6 +179,7 @@ def _facts(params):
     'mlp_dim': shape['block_0/mlp/fc1/kernel'][1],
     'block.layerscale_init': 1e-5 if 'block_0/ls1' in params else None,
     'block.qk_norm': norm is not None,
+    'block.gate': 'block_0/attn/gate/kernel' in params,
     'block.biases': tuple(biased),
     'block.sub_norm': tuple(subs),
     'embedding.bias': 'embedding/bias' in params,
