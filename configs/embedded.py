@@ -48,6 +48,11 @@ def adam():
   return common.adam(b2=0.95, weight_decay=0.05, clip_norm=1.0)
 
 
+def muon():
+  """Return Muon, with `adam` for the parameters that are not matrices."""
+  return adam() | {'target': 'vit_jax.optim.optimizers.muon'}
+
+
 def glyphs(size, **fields):
   """Return drawn letters and symbols in 480 classes; none is a digit."""
   path = 'data.embedded.glyphs.Glyphs'
@@ -148,18 +153,19 @@ def figure(panels, title, name):
   return common.figure(*panels, title=title, name=name, intervals=True)
 
 
-def tune(runs, name, make, args, rates, metric='val/accuracy'):
+def tune(runs, name, make, args, rates, metric='val/accuracy', *, of=None):
   """Add the runs of one arm of a study, with the best of some rates.
 
   `make(seed, lr)` returns a run. NAME_lrRATE try the rates with the seed TRIAL;
   NAME_seedS have the rate with the highest `metric` there. `args` has seeds,
-  their number, and tiny, which tries the first rate only.
+  their number, and tiny, which tries the first rate only. With `of`, the name
+  of an earlier arm, no rate is tried, and that arm's trials count.
   """
-  for rate in rates[:1] if args.tiny else rates:
+  for rate in () if of else rates[:1] if args.tiny else rates:
     runs[f'{name}_lr{rate:.0e}'] = common.ConfigDict(make(TRIAL, rate))
   for seed in range(args.seeds):
     run = common.ConfigDict(make(seed, rates[0]))
-    run.best_of = common.best_of(f'{name}_lr.*', metric)
+    run.best_of = common.best_of(f'{of or name}_lr.*', metric)
     runs[f'{name}_seed{seed}'] = run
 
 

@@ -13,7 +13,7 @@ Arguments (separated by commas; the first of a list is the default):
   fractal    pre-training on perturbations of one fractal, by their strength
   warmup     a warm-up on sentences of formal grammars, before any image
   parts_glyphs, parts_photographs
-             which parts of the recipes of 2026 help (docs: seeds=5)
+             which recent parts help a plain ViT; docs/science.md has seeds=5
   rates      the best learning rate of Muon over widths, with and without muP
   seeds=3    seeds for each arm; one more chooses its learning rate
   tiny       one seed, few steps: minutes, to check that it runs

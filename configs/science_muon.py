@@ -16,8 +16,7 @@ from configs import common, embedded
 
 PX, LOAD_PX, IMAGES = 16, 18, 960
 RATES = (1e-3, 3e-3, 1e-2)
-MUON = {'target': 'vit_jax.optim.optimizers.muon'}
-OPTIMIZERS = {'AdamW': {}, 'Muon': MUON}
+OPTIMIZERS = {'AdamW': embedded.adam(), 'Muon': embedded.muon()}
 AUGMENTATIONS = {'crops': False, 'all augmentations': True}
 KINDS = {  # title: kernel of a layer whose stable rank is drawn
   'first MLP layers': 'mlp/fc1',
@@ -66,7 +65,7 @@ def train(args, settings, strong, seed, lr):
     lr=lr,
     seed=seed,
     objective=objective,
-    optimizer=embedded.adam() | settings,
+    optimizer=settings,
   )
 
 

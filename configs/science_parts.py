@@ -43,7 +43,7 @@ PARTS = {  # name: (title, settings of a training run)
   ),
   'scale': ('LayerScale', {'model.block.layerscale_init': 1e-4}),
   'gate': ('gate', {'model.block.gate': True}),
-  'muon': ('Muon', {'optimizer.target': 'vit_jax.optim.optimizers.muon'}),
+  'muon': ('Muon', {'optimizer': embedded.muon()}),
   'decay': ('decay by rate²', {'optimizer.corrected_weight_decay': True}),
 }
 ARMS = {'plain': (), **{name: (name,) for name in PARTS}, 'all': tuple(PARTS)}
@@ -58,15 +58,17 @@ METRIC = 'val/mean_per_class_accuracy'
 
 def study(args, data):
   runs = {}
-  make = functools.partial(train, args, data)
+
+  def add(name, parts, cost=1.0, of=None):
+    make = functools.partial(train, args, data, parts, cost)
+    embedded.tune(runs, name, make, args, RATES, METRIC, of=of)
+
   for name, parts in ARMS.items():
-    tune(runs, f'steps_{name}', functools.partial(make, parts), args)
+    add(f'steps_{name}', parts)
   for name, parts in less(data).items():
-    of = None if name == 'muon' else 'steps_all'
-    tune(runs, f'less_{name}', functools.partial(make, parts), args, of)
+    add(f'less_{name}', parts, of=None if name == 'muon' else 'steps_all')
   for name, cost in COST.items():
-    shorter = functools.partial(make, ARMS[name], cost=cost)
-    tune(runs, f'compute_{name}', shorter, args, f'steps_{name}')
+    add(f'compute_{name}', ARMS[name], cost, of=f'steps_{name}')
   return runs, tuple(reports(data))
 
 
@@ -76,17 +78,7 @@ def less(data):
   return {name: tuple(x for x in PARTS if x != name) for name in parts}
 
 
-def tune(runs, name, make, args, of=None):
-  """Add the runs of an arm; `of` is the arm that its rate was tried for."""
-  if not of:
-    embedded.tune(runs, name, make, args, RATES, METRIC)
-  for seed in range(args.seeds) if of else ():
-    run = common.ConfigDict(make(seed, RATES[0]))
-    run.best_of = common.best_of(f'{of}_lr.*', METRIC)
-    runs[f'{name}_seed{seed}'] = run
-
-
-def train(args, data, parts, seed, lr, cost=1.0):
+def train(args, data, parts, cost, seed, lr):
   """Return a training on glyphs or photographs with these parts."""
   px, patch_size, steps = DATA[data]
   make = {'glyphs': glyphs, 'photographs': photographs}[data]

@@ -4,7 +4,7 @@ With muP it should: here Muon's updates have singular values of about
 sqrt(max(1, outputs / inputs)), as first published, and the head's rate falls
 with the width, which is the multiplier of the logits that muP for Muon needs.
 Without, each update has the same RMS and all layers have one rate, this
-project's default. Widths are 48 to 384, of which a head of attention has 16.
+project's default. Models are 48 to 384 wide, each head of attention 16.
 
 Result: with muP 0.032 is best for all four widths. Without, the best rate falls
 from 0.032 to 0.008, and 0.032 costs the widest model 8.4 ± 2.8 points.
@@ -32,10 +32,10 @@ def study(args):
 def train(args, arm, width, lr, seed):
   model = embedded.vit(48, patch_size=PATCH_SIZE)
   model |= {'depth': 2, 'width': width, 'mlp_dim': 4 * width}
-  muon = {'target': 'vit_jax.optim.optimizers.muon'}
+  optimizer = embedded.muon()
   if arm == 'mup':
-    muon |= {'consistent_rms': None}
-    muon |= {'lr_multipliers': (('head/.*', WIDTHS[0] / width),)}
+    multipliers = (('head/.*', WIDTHS[0] / width),)
+    optimizer |= {'consistent_rms': None, 'lr_multipliers': multipliers}
   evals = {'val': common.classification(embedded.held_out(args, PX))}
   return embedded.run(
     model | {'num_heads': width // 16},
@@ -44,7 +44,7 @@ def train(args, arm, width, lr, seed):
     steps=4 if args.tiny else 60,
     lr=lr,
     seed=seed,
-    optimizer=embedded.adam() | muon,
+    optimizer=optimizer,
   )
 
 
