@@ -47,8 +47,7 @@ OF_A_RUN = {
   'data_wait': _SPEED('%', 'lower', heading='data wait', form='{:.0%}'),
   'memory_gb': _SPEED(heading='mem', form='{:.1f}GB'),
   **dict.fromkeys(('eta_s', 'exaflops', 'data_skipped', 'progress'), ACCOUNT),
-  'cpu_seconds': ACCOUNT,
-  **dict.fromkeys(('data_wait/', 'seconds/'), ACCOUNT),
+  **dict.fromkeys(('data_wait/', 'seconds/', 'cpu_seconds'), ACCOUNT),
 }
 _NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
 
@@ -168,13 +167,13 @@ class Logging:
 class Stopwatch:
   """Wall time of a run, divided into phases. It starts at once.
 
-  `training` is the CPU time of all threads, but no other processes, in the
-  phases 'steps' and 'data'.
+  `cpu_seconds` is the CPU time of all threads in the phases 'steps' and 'data',
+  without that of other processes.
   """
 
   def __init__(self) -> None:
     self.seconds: dict[str, float] = collections.defaultdict(float)
-    self.training = 0.0
+    self.cpu_seconds = 0.0
     self._begin, self._cpu = time.perf_counter(), time.process_time()
 
   def lap(self, phase: str) -> float:
@@ -182,14 +181,17 @@ class Stopwatch:
     now, cpu = time.perf_counter(), time.process_time()
     seconds, self._begin = now - self._begin, now
     self.seconds[phase] += seconds
-    self.training += cpu - self._cpu if phase in ('steps', 'data') else 0.0
+    if phase in ('steps', 'data'):
+      self.cpu_seconds += cpu - self._cpu
     self._cpu = cpu
     return seconds
 
   def record(self) -> dict[str, float]:
-    """Return {'seconds/PHASE': wall time so far}, and 'cpu_seconds'."""
+    """Return {'seconds/PHASE': wall time so far}; 'cpu_seconds' of training."""
     found = {f'seconds/{k}': round(v, 3) for k, v in self.seconds.items()}
-    return found | {'cpu_seconds': round(self.training, 3)}
+    if self.cpu_seconds:
+      found['cpu_seconds'] = round(self.cpu_seconds, 3)
+    return found
 
 
 class Monitor:
@@ -249,7 +251,7 @@ class Monitor:
     self._stopwatch = stopwatch or Stopwatch()
     for phase, seconds in carried.get('seconds', {}).items():
       self._stopwatch.seconds[phase] += seconds
-    self._stopwatch.training += carried.get('cpu_seconds', 0.0)
+    self._stopwatch.cpu_seconds += carried.get('cpu_seconds', 0.0)
     self._stopwatch.lap('setup')
     self._phase = 'compile'  # Phase of the time outside of `pause`.
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched.
@@ -258,11 +260,11 @@ class Monitor:
   def carry(self) -> dict[str, Any]:
     """Return JSON values for a checkpoint, so that means continue after it."""
     # Copies, because checkpoints are written while training continues.
-    seconds, sums = dict(self._stopwatch.seconds), dict(self._sums)
-    cpu = self._stopwatch.training
     return {
-      **{'sums': sums, 'logged': self._logged},
-      **{'seconds': seconds, 'cpu_seconds': cpu},
+      'sums': dict(self._sums),
+      'logged': self._logged,
+      'seconds': dict(self._stopwatch.seconds),
+      'cpu_seconds': self._stopwatch.cpu_seconds,
     }
 
   def _restart_rates(self, step):
