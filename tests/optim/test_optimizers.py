@@ -488,6 +488,22 @@ def test_corrected_weight_decay_follows_the_square_of_the_rate(rule):
       np.testing.assert_allclose(x, wanted, rtol=2e-5, atol=1e-8)
 
 
+def test_options_of_weight_decay_use_the_default_of_the_rule():
+  """That of optax.adamw is 1e-4; half of the rate's peak halves it."""
+  params, timeline = make_tree(small=True), Timeline(8, 80, total_steps=10)
+  lr = Schedule(0.1, decay='linear')(timeline)
+  fields = {'corrected_weight_decay': True}
+  fields |= {'decay_multipliers': [('head/.*', 3.0)]}
+  tx = Optimizer(optax.adamw, **fields)(params, lr, timeline)
+  state, zeros = tx.init(params), jax.tree.map(np.zeros_like, params)
+  for _ in range(6):  # the last one is at half of the peak
+    updates, state = tx.update(zeros, state, params)
+  kernel = tree.flatten(params)['head/kernel']
+  expected = -0.05 * 0.5 * 3e-4 * kernel
+  found = as_numpy(updates)['head/kernel']
+  np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
+
+
 ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
 
 

@@ -171,7 +171,8 @@ class Optimizer:
     """Return the rule for each group of parameters with the same decay."""
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
     arguments = {**getattr(self.rule, 'keywords', {})}
-    if 'mask' in inspect.signature(rule).parameters:
+    parameters = inspect.signature(rule).parameters
+    if 'mask' in parameters:
       what = 'optimizer.decay_mask'
       tree.check_rules_match(self.decay_mask, params, what=what)
       arguments['mask'] = tree.mask(self.decay_mask, params)
@@ -180,16 +181,18 @@ class Optimizer:
         f'{rule.__name__} has no parameter `mask`, so decay_mask and '
         'weight_decay cannot be used with it. Leave both unset.'
       )
+    changed = self.corrected_weight_decay or self.decay_multipliers
+    if not changed and self.final_weight_decay is None:
+      return rule(learning_rate, **arguments)
+    decay = arguments.get('weight_decay', parameters['weight_decay'].default)
     if self.final_weight_decay is not None:
-      start, end = arguments['weight_decay'], self.final_weight_decay
-      arguments['weight_decay'] = Schedule(start, end_lr=end)(timeline)
+      decay = Schedule(decay, end_lr=self.final_weight_decay)(timeline)
     if self.corrected_weight_decay:
       steps = jnp.arange(timeline.steps(fraction(1)))
-      share = _times(1 / jax.vmap(learning_rate)(steps).max(), learning_rate)
-      arguments['weight_decay'] = _times(share, arguments['weight_decay'])
+      peak = jax.vmap(learning_rate)(steps).max()
+      decay = _times(decay, _times(1 / peak, learning_rate))
     if not self.decay_multipliers:
-      return rule(learning_rate, **arguments)
-    decay = arguments['weight_decay']
+      return rule(learning_rate, **arguments | {'weight_decay': decay})
     groups = {
       f'decay_x{factor:g}': rule(
         learning_rate, **arguments | {'weight_decay': _times(factor, decay)}
