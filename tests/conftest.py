@@ -30,6 +30,10 @@ environment.avoid_wrong_results()
 # Processes that tests start need not restart themselves for huge pages.
 os.environ.setdefault('GLIBC_TUNABLES', '')
 
+# Goldens are of CPUs: products on GPUs have fewer digits. Processes that tests
+# start inherit it.
+os.environ['JAX_PLATFORMS'] = 'cpu'
+jax.config.update('jax_platforms', 'cpu')
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
