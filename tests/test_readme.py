@@ -58,17 +58,11 @@ def test_there_are_commands():
   assert any('quickstart.py' in command for command in MAIN)
 
 
-def test_the_install_section_has_the_commands_of_ci():
-  """Check that CI runs the README's commands for the tests, in their order."""
+def test_the_install_section_begins_with_the_scripts_of_ci():
   install = README.split('## Install')[1].split('\n## ')[0]
-  start, tests = re.findall(r'```bash\n(.*?)```', install, re.S)
-  assert set(_commands('vit_jax.main')) >= set(start.splitlines()[-2:])
-  ci = (ROOT / '.ci/run').read_text().splitlines()
-  # CI installs venv with its other packages.
-  _, *lines = tests.splitlines()
-  assert lines[-1] == 'pytest' and start.splitlines()[1] == lines[0]
-  places = [ci.index(line) for line in lines]
-  assert places == sorted(places)
+  lines = re.findall(r'```bash\n(.*?)```', install, re.S)[0].splitlines()
+  assert lines == ['script/quickstart', 'script/test']
+  assert lines[1] in (ROOT / '.ci/run').read_text().splitlines()
 
 
 def test_settings_in_the_text_are_valid():

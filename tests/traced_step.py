@@ -52,10 +52,11 @@ def lines_of(code):
 
 
 def trace(workdir):
-  """Pre-train the tiny quickstart for a few steps; return its Tracer."""
+  """Pre-train the tiny quickstart with Adam; return the Tracer."""
   from vit_jax import config, train  # noqa: F401 (imports are not counted)
 
   run = config.load('vit_jax:quickstart:tiny').runs.pretrain
+  run.optimizer.target = 'optax.adamw'
   tracer = Tracer()
   threading.setprofile(tracer)
   sys.setprofile(tracer)

@@ -177,7 +177,7 @@ def test_traces_with_the_parameters_of_its_model(name, argument, tmp_path):
 def test_quickstart_and_masked_patches_trace(tmp_path):
   runs = load_config('quickstart').runs
   # The others differ in seed and data.
-  for run, size in (('pretrain', 24), ('scratch_seed0', 32)):
+  for run, size in (('pretrain', 24), ('scratch_seed0', 36)):
     trace(ConfigDict(runs[run]), tmp_path, image_shape=(size, size, 1))
   for argument in ('', 'mean_colour', 'pixels'):
     run = load_config('masked_patches_embedded', argument).runs.pretrain

@@ -77,7 +77,7 @@ def test_quickstart(tmp_path):
     return done.stdout, json.loads((tmp_path / 'table.json').read_text())
 
   out, table = run()
-  assert 'pos_embedding 1x6x6x96 resized to 1x8x8x96 (paper)' in out
+  assert 'pos_embedding 1x4x4x96 resized to 1x6x6x96 (paper)' in out
   # Raw pixels need no training, so that this number is the real one.
   pixels = table['linear on raw pixels']['5 per class']
   assert len(pixels['values']) == 3 and 0.75 < pixels['mean'] < 0.9
