@@ -28,9 +28,10 @@ Arguments (separated by commas; the first of a list is the default):
 
 Loss, optimizer, crops and colours are those of "v3" in lightly-train, written
 from its formulas (objectives/feature_distillation.py). The length of the queue
-follows from the number of images; --config.objective.queue=N sets it. Epochs,
-warm-up, cosine and kernels-only weight decay are our choice. What a student
-reaches on your images is not known.
+follows from the number of images, and may be twice or half that of v3 (16 for
+fewer than 50 images); --config.objective.queue=N sets it. Epochs, warm-up,
+cosine and kernels-only weight decay are our choice. What a student reaches on
+your images is not known.
 """
 
 import math

@@ -29,7 +29,7 @@ Arguments (separated by commas; the first of a list is the default):
              neighbours and a linear classifier predict its classes
   imagenet   the published settings for ImageNet-1k, see self_supervised.md
   folder     with `imagenet`: PATH/train/CLASS and PATH/val/CLASS, not TFDS
-  tiny       seconds on a CPU, to try out the data
+  tiny       a minute on a CPU, most of it to compile, to try out the data
 
 The teacher of small batches changes more slowly (momentum 0.9995), as the
 authors of DINO advise. What METHODS says of results was published: on
@@ -107,7 +107,8 @@ def dinov2_of_batch(config, model):
   if model != 'from_weights':
     config.model.update(block={'layerscale_init': 1e-5})
   if model.startswith('L'):
-    config.model.stochastic_depth = 0.3
+    del config.model.stochastic_depth  # a tuple cannot replace a number
+    config.model.stochastic_depth = 0.3, 0.3  # the same in all layers
 
 
 def sigreg_of_batch(config, model):
@@ -209,10 +210,14 @@ METHODS = {
     schedule={'lr': 4e-3, 'end_lr': 1e-6},
     scaled=False,
     imagenet={
-      # 100 times 1,250 steps, of which 10 times are warm-up.
+      # 100 times 1,250 steps, of which 10 times are warm-up, and prototypes are
+      # frozen once.
       **{'run': ('L/16', 2048, 200.0), 'warmup': (0.1, 20.0)},
       'objective': common.make(
-        'objectives.dinov2.DinoV2', teacher_temperature=0.07, momentum=0.992
+        'objectives.dinov2.DinoV2',
+        **{'teacher_temperature': 0.07, 'momentum': 0.992},
+        **{'freeze_last_layer_epochs': 2.0, 'patch_head': None},
+        centre=common.make('objectives.dino.Centre'),
       ),
     },
   ),

@@ -109,7 +109,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   """,
   'pretrain_vit5': """
     S/16 B/16,fsdp,folder S/16,epochs=400,size=192 tiny
-    finetune,S/16 finetune,B/16,tiny
+    finetune,S/16 finetune,B/16,tiny L/16
   """,
   'quickstart': 'default tiny',
   'race': 'default all,seeds=3 tiny all,tiny',

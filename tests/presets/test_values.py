@@ -332,7 +332,7 @@ def test_deit3(row):
   assert inner == {'bce': 'sigmoid_xent', 'ce': 'softmax_xent'}[loss]
 
 
-@pytest.mark.parametrize('model', ['S/16', 'B/16'])
+@pytest.mark.parametrize('model', ['S/16', 'B/16', 'L/16'])
 @pytest.mark.parametrize(
   ('stage', 'deit'), [('', 'deit3,'), ('finetune,', 'deit3_finetune,size=224,')]
 )
@@ -341,8 +341,14 @@ def test_vit5_is_the_recipe_of_deit3_with_another_model(stage, deit, model):
   config = load_config('pretrain_vit5', f'{stage}{model}').to_dict()
   assert config.pop('ema') == {'decay': 0.99996}
   assert config['model']['posemb']['registers'] == 100
-  rates = {'S/16': (0.05, 0.05), 'B/16': (0.2, 0.2)}
-  assert config.pop('model')['stochastic_depth'] == rates[model]
+  rates = {'S/16': (0.05, 0.05), 'B/16': (0.2, 0.25), 'L/16': (0.35, 0.5)}
+  rate = rates[model][bool(stage)]
+  assert config.pop('model')['stochastic_depth'] == (rate, rate)
+  if (model, stage) == ('L/16', ''):
+    expected['total_epochs'] = 400.0
+    words = load_config('pretrain_vit5', 'L/16,epochs=30')
+    assert words.total_epochs == 30 and words.schedule.lr == 3e-3
+    assert words.data.transforms[0]['size'] == 192
   del expected['model']
   assert config == expected
 
@@ -405,9 +411,13 @@ WITHOUT_LABELS = {
     'objective.teacher_temperature': 0.07,
     'objective.momentum': 0.992,
     'objective.teacher_warmup_epochs': 60,
-    'model.stochastic_depth': 0.3,
+    'objective.freeze_last_layer_epochs': 2,
+    'objective.patch_head': None,
+    'objective.centre.target': 'vit_jax.objectives.dino.Centre',
+    'model.stochastic_depth': (0.3, 0.3),
     'optimizer.final_weight_decay': 0.4,
     'optimizer.layer_decay.rate': 0.9,
+    'optimizer.lr_multipliers': (('embedding/.*', 0.2),),
   }),
   'mae': ('B/16', 4096, 1600, 40, 1.5e-4 * 16, None, {}),
   'lejepa': ('L/14', 512, 100, 5, 5e-4, 0.02, {
@@ -441,6 +451,21 @@ def test_learning_without_labels(method):
   # A longer run has the same warm-up, another model is built if it is named.
   other = load_config('pretrain_folder', f'{method},imagenet,L/16,epochs=900')
   assert other.schedule.warmup_epochs == warmup and other.model.depth == 24
+
+
+@pytest.mark.parametrize('method', ['lejepa', 'dinov2', 'dinov2,imagenet'])
+def test_weights_continue_with_new_heads_first(method):
+  new = load_config('pretrain_folder', f'{method},S/16')
+  old = load_config('pretrain_folder', f'{method},from_weights')
+  assert old.schedule.lr == pytest.approx(new.schedule.lr / 10)
+  assert old.schedule.decay == 'constant'
+  (warmup,) = (x for x in new.schedule if x.startswith('warmup'))
+  thaw = old.optimizer[warmup.replace('warmup', 'thaw')]
+  assert thaw == new.schedule[warmup] / 2 == old.schedule[warmup] / 2
+  frozen = ['embedding/kernel', 'block_0/attn/query/kernel', 'norm/scale']
+  (rule,) = old.optimizer.freeze
+  paths = [*frozen, 'objective/fc1/kernel', 'mask']
+  assert [x for x in paths if re.fullmatch(rule, x)] == frozen
 
 
 @pytest.mark.parametrize('method', ['dino', 'mae'])

@@ -346,6 +346,10 @@ def test_the_roofline_of_a_gpu_program():
   assert roofline(GPU, 1e30, 1.0).seconds == pytest.approx(moved)
   found = roofline(GPU, 1.0, 1e30)
   assert found.seconds.total() == pytest.approx(product + attention)
+  found = roofline(GPU, 1.0, 1.0)
+  moved['block_*/fc1/dot_general', 'custom-call'] = product
+  moved['other', 'custom-call'] += attention - (2 * 4 * 288 + 4 * 36)
+  assert found.seconds == pytest.approx(moved)
   assert (found.kernels, found.without_flops) == (5, 1)
 
 

@@ -73,8 +73,9 @@ def anchored(
   """Return the `objective` with an anchor, whose value is a metric.
 
   Args:
-    weight: DINOv3 has 1, and 2 in its refinement (from memory); 0: the anchor
-      is a metric only.
+    weight: 0: the anchor is a metric only. DINOv3 has 0, then 2, in its Gram
+      anchoring and 1.5 in its adaptation to large images. Its teacher also sees
+      larger crops: 512 px for the student's 256.
   """
   inner = objective(model, preprocess=preprocess)
   is_vit = isinstance(model, VisionTransformer)

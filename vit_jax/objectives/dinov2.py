@@ -24,7 +24,7 @@ from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.block_masks import BlockMasks
 from vit_jax.objectives.colours import Seen
-from vit_jax.objectives.dino import Dino, DinoHead, SinkhornKnopp
+from vit_jax.objectives.dino import Centre, Dino, DinoHead, SinkhornKnopp
 from vit_jax.types import Batch, NonNegative, Outputs, Params, UserError
 
 
@@ -34,16 +34,19 @@ class DinoV2(Dino):
 
   Attributes:
     masks: which patches are hidden from the student.
-    patch_head: head of the patches; None: that of the class tokens. Published:
-      one head for ViT-L on ImageNet, two for the large data set.
+    centre: converts teacher outputs to targets. With `Centre`, class tokens and
+      patches have one each. Published: Centre for ViT-L on ImageNet, which has
+      one head, and SinkhornKnopp for the large data set, which has two.
+    patch_head: head of the patches; None: that of the class tokens.
   """
 
   head: DinoHead = DinoHead(norm_last_layer=False)
-  centre: SinkhornKnopp = SinkhornKnopp()
+  centre: Centre | SinkhornKnopp = SinkhornKnopp()
   masks: BlockMasks = BlockMasks()
   patch_head: DinoHead | None = DinoHead(norm_last_layer=False)
   patch_weight: NonNegative = 1.0
   koleo_weight: NonNegative = 0.1
+  whole_batch = True
 
   def __post_init__(self) -> None:
     model = self.model
@@ -74,6 +77,13 @@ class DinoV2(Dino):
     rng = jax.random.fold_in(rng, 1)
     return {**params, 'patches': self.patch_head.init(rng, self.model.width)}
 
+  def carried(self) -> Any:
+    """Return the first centres of class tokens and of patches, if any."""
+    if isinstance(self.centre, SinkhornKnopp):
+      return None
+    heads = {'class': self.head, 'patches': self.patch_head or self.head}
+    return {k: self.centre.carried(x.outputs or 0) for k, x in heads.items()}
+
   def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
     """Change colours, and add 'hidden', bool [B, G, n]."""
     views = batch['image'].shape[:2]
@@ -88,16 +98,20 @@ class DinoV2(Dino):
     return {'patch_sources': jnp.where(hidden, -1, places)}
 
   def loss(self, seen: Seen) -> Outputs:
-    dino, metrics, *_ = super().loss(seen)
-    patches = self.patch_loss(seen)
+    centres = seen.context.carried or {}
+    context = seen.context._replace(carried=centres.get('class'))
+    dino, metrics, centre = super().loss(seen._replace(context=context))
+    patches, patch_centre = self.patch_loss(seen, centres.get('patches'))
+    carried = {'class': centre, 'patches': patch_centre} if centres else None
     spread = koleo(seen.features['image']['pre_logits'])
     loss = dino + self.patch_weight * patches + self.koleo_weight * spread
     metrics |= {'class_loss': dino, 'patch_loss': patches, 'koleo': spread}
-    return loss, metrics | {'loss': loss}, None
+    return loss, metrics | {'loss': loss}, carried
 
-  def patch_loss(self, seen: Seen) -> jax.Array:
-    """Return the mean cross-entropy of hidden patches of a view, over views.
+  def patch_loss(self, seen: Seen, centre: Any) -> tuple[jax.Array, Any]:
+    """Return the loss of hidden patches, and their next centre.
 
+    The loss is the mean cross-entropy of hidden patches of a view, over views.
     Views without a mask count as 0, as in the released code.
     """
     context, hidden = seen.context, seen.batch['hidden']
@@ -112,12 +126,14 @@ class DinoV2(Dino):
       return head(params.get('patches', params), rows[None])
 
     teacher = outputs(context.ema['objective'], 'teacher')
-    targets, _ = self.centre(teacher, self.temperature(context.step))
+    temperature = self.temperature(context.step)
+    targets, centre = self.centre(teacher, temperature, centre)
     student = outputs(seen.params['objective'], 'image')
     logs = jax.nn.log_softmax(student / self.student_temperature)
     losses = -jnp.sum(targets * logs, axis=-1)[0]
     weights = hidden / jnp.maximum(1, jnp.sum(hidden, axis=-1, keepdims=True))
-    return jnp.sum(losses * weights.reshape(-1)[index]) / len(counts)
+    loss = jnp.sum(losses * weights.reshape(-1)[index]) / len(counts)
+    return loss, centre
 
   def pictures(
     self, params: Params, batch: Batch, rng: jax.Array

@@ -101,7 +101,8 @@ class Optimizer:
       half a cosine (DINO: from 0.04 to 0.4); None: it stays as it is.
     corrected_weight_decay: whether weight decay is multiplied by the learning
       rate over its peak, so that a step decays in proportion to the square of
-      the rate (arXiv 2512.08217), as timm's option of this name does.
+      the rate (arXiv 2512.08217). timm's option of this name also squares
+      the factors of `lr_multipliers` and `layer_decay`, which here count once.
     freeze: path rules of parameters that are not trained and take no memory.
     thaw: time after which they are trained, too, so that new heads warm up
       first; None: never. Until then their updates are 0, but their gradients
