@@ -9,7 +9,8 @@ from scratch stays far behind a fine-tuned one.
 
 Arguments (separated by commas; the first of a list is the default):
   stem, Ti/16, ...  the model: a convolutional stem and two layers, for up to
-             some ten thousand images; or one of MODELS of finetune.py
+             some ten thousand images, which cannot be converted to timm, but to
+             StableHLO; or one of MODELS of finetune.py
   size=160   pixels, a multiple of the patches (32 for `stem`)
   epochs=30  visits of each image
   held_out=10   percent of each class that is not trained on but tested

@@ -27,6 +27,7 @@ from vit_jax.weights.keymap import KeyMap
 TABLE = (pathlib.Path(__file__).parents[1] / 'CONTRIBUTING.md').read_text()
 
 MINE = '''
+import cv2
 import dataclasses
 import flax.linen as nn
 import jax
@@ -65,7 +66,8 @@ class Squares:
 
   def __getitem__(self, i):
     image = np.full((self.size, self.size, 3), 50 + 100 * (i % 2) + i)
-    return {'image': image.astype(np.uint8), 'label': i % 2}
+    file = cv2.imencode('.png', image)[1].tobytes()
+    return {'image': file, 'label': i % 2}
 
   def describe(self, i):
     return f'square {i}'
@@ -191,6 +193,7 @@ KEYS = [*linear('fc1', 'pixels'), *linear('fc2', 'head')]
 # Parallelism: rules that shard hidden units.
 RULES = [('.*pixels/kernel', (None, 'fsdp')), ('.*head/kernel', ('fsdp',))]
 '''
+MINE += re.search(r'```python\n(.*?)```', TABLE, re.DOTALL)[1]
 
 CONFIG = """
 import ml_collections
@@ -239,7 +242,10 @@ def evaluation(path, data):
   return ml_collections.ConfigDict({
     'run': 'vit_jax.evaluate.evaluate',
     'init_from': {'path': path, 'trust': ('mine',)},
-    'evals': evaluators(data) | {'seen': {'target': 'mine.Seen'}},
+    'evals': evaluators(data) | {
+      'seen': {'target': 'mine.Seen'},
+      'page': {'target': 'mine.Confidence', 'data': data},
+    },
   })
 """
 
@@ -318,8 +324,10 @@ def test_evaluate(run, folder):
     mine.evaluation(str(workdir), data), str(folder / 'evaluation')
   )
   assert results.keys() == {
-    *('largest/logit', 'seen/devices', 'seen/black', 'seen/classes')
+    *('largest/logit', 'seen/devices', 'seen/black', 'seen/classes'),
+    'page/confidence',
   }
+  assert 0.5 < results['page/confidence'] < 1
 
 
 def call(tool, *arguments):

@@ -10,6 +10,7 @@ import types
 import ml_collections
 import numpy as np
 import pytest
+import tiny
 import traced_step
 from absl import flags
 
@@ -119,8 +120,30 @@ def _run(code, scope, replace):
   exec(compile(code, 'example', 'exec'), scope)
 
 
+def test_python_examples_of_predictions(tmp_path, capsys):
+  (predict, *_), (look, attend) = _python(README), _python(PAGES['inside'])
+  own, image = str(tmp_path / 'own.npz'), str(tmp_path / 'a.png')
+  weights = tiny.weights(tiny.vit(num_classes=3), (8, 8, 3))
+  weights.class_names = ['disc', 'ring', 'star']
+  formats.write(weights, own, 'vit_jax')
+  pixels = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), np.uint8)
+  pathlib.Path(image).write_bytes(tiny.encode(pixels))
+  scope = {'pixels': pixels}
+  _run(predict, scope, {'/tmp/own': own, '/tmp/samples/star/00.jpg': image})
+  p = scope['image']['probabilities']
+  expected = [f'{weights.class_names[i]} {p[i]!s}' for i in np.argsort(-p)]
+  assert capsys.readouterr().out.splitlines() == expected
+  _run(look, scope, {'/tmp/flowers': own, 'rose.jpg': image})
+  assert capsys.readouterr().out == '(1, 2, 2, 2) (2, 2)\n'
+  _run(attend, scope, {})
+  for key in 'maps', 'rollout':  # from the class token to the patches
+    found = scope['image'][key].ravel()
+    expected = np.ravel(scope[key][0, ..., 0, 1:])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_python_examples_of_the_readme(tmp_path):
-  load, create = _python(README)
+  _, load, create = _python(README)
   assert load in PAGES['weights']
   scope = {}
   # A small model replaces B/16; the rest is the text of the README.

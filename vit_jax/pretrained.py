@@ -3,7 +3,8 @@
     model, params = pretrained.load('B_16.npz', image_size=384, num_classes=10)
     logits = model.apply({'params': params}, images)  # [B, H, W, 3] in [-1, 1]
 
-weights/formats.py lists the supported files.
+weights/formats.py lists the supported files. Its `read(path)` also has their
+class_names, transforms and preprocess; `tools.predict.predict` uses them all.
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ from vit_jax.durations import Timeline
 from vit_jax.models.layers import Normalize
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.resnet import ResNet
-from vit_jax.objectives.anchor import Start, anchored, similarities
+from vit_jax.objectives.anchor import Start, anchored
 from vit_jax.objectives.dino import Dino, DinoHead
 from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
 from vit_jax.objectives.mae import Mae
@@ -94,15 +94,6 @@ def test_an_anchor_adds_to_any_objective_of_views(name, path):
   inner = loss_fn.inner
   assert loss_fn.whole_batch == inner.whole_batch
   assert (loss_fn.ema_weight is None) == (inner.ema_weight is None)
-
-
-def test_similarities_are_cosines_within_an_image():
-  tokens = np.random.default_rng(0).normal(size=(2, 3, 5, 4))  # a class token
-  tokens = tokens.astype(np.float32)
-  given = {'tokens': jnp.asarray(tokens), 'patches': tokens[:, :, 1:]}
-  found = similarities(given)
-  x = tokens[1, 2, 1:] / np.linalg.norm(tokens[1, 2, 1:], axis=-1)[:, None]
-  np.testing.assert_allclose(found[1, 2], x @ x.T, atol=1e-6)
 
 
 def test_what_cannot_be_anchored_is_refused(path):

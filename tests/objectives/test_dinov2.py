@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import record_dinov2 as recorder
 import recorded_dinov2 as recorded
-import scipy.special
 import tiny
 
 from vit_jax.durations import Timeline
@@ -37,12 +36,9 @@ def test_targets_are_balanced_for_outputs_of_any_size():
   np.testing.assert_allclose(found.reshape(12, 5), expected, 1e-4, 1e-6)
   many, _ = jax.jit(SinkhornKnopp(iterations=10))(outputs, 2.0)
   np.testing.assert_allclose(many.sum((0, 1)), 12 / 5, rtol=1e-3)
-  once, _ = jax.jit(SinkhornKnopp(iterations=1))(outputs, 2.0)
-  expected = np.exp(outputs / 2)
-  expected /= expected.sum((0, 1))
-  np.testing.assert_allclose(
-    once, expected / expected.sum(-1, keepdims=True), 1e-5
-  )
+  once, _ = SinkhornKnopp(iterations=1)(outputs, 2.0)
+  shares = np.exp(outputs / 2) / np.exp(outputs / 2).sum((0, 1))
+  np.testing.assert_allclose(once, shares / shares.sum(-1, keepdims=True), 1e-5)
   large, _ = balance(1000 * outputs, 0.1)
   np.testing.assert_allclose(large.sum(-1), 1, rtol=1e-5)
 
@@ -84,58 +80,42 @@ def make(model=recorded.MODEL, **fields):
 
 
 def test_a_shared_head_is_that_of_class_tokens():
+  """Also in the weights of the terms, and in what centres carry."""
   fields = {'centre': Centre(), 'patch_weight': 0.6, 'koleo_weight': 0.3}
   apart, shared = make(**fields), make(patch_head=None, **fields)
   params, batch = recorded.parameters(), recorder.crops(0)
-  heads = params['objective']
-  heads['patches'] = {k: x for k, x in heads.items() if k != 'patches'}
-  same = {'objective': {k: heads[k] for k in heads if k != 'patches'}}
+  head = {k: x for k, x in params['objective'].items() if k != 'patches'}
+  both = params | {'objective': head | {'patches': head}}
   shapes = [x.init(KEY, IMAGES).keys() for x in (apart, shared)]
   assert shapes[0] - shapes[1] == {'patches'}
   batch |= {x: jnp.float32(batch[x]) for x in ('image', 'local')}
+  zeros = apart.carried()
+  ones = jax.tree.map(jnp.ones_like, zeros)
 
-  def losses(params, same, batch):
-    both = (apart, params), (shared, params | same)
-    return [f(p, batch, KEY, Context(0, p, f.carried())) for f, p in both]
+  @jax.jit
+  def call(*params):
+    cases = zip((apart, shared, apart), params, (zeros, zeros, ones))
+    return [f(p, batch, KEY, Context(0, p, c)) for f, p, c in cases]
 
-  found, other = jax.jit(losses)(params, same, batch)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, 1e-6), found, other
-  )
-  loss, metrics, centres = found
+  found = call(both, params | {'objective': head}, both)
+  tiny.assert_trees_close(*(dict(enumerate(x)) for x in found[:2]), rtol=1e-6)
+  (loss, metrics, centres), _, (*_, later) = found
   terms = [metrics[x] for x in ('class_loss', 'patch_loss', 'koleo')]
   np.testing.assert_allclose(loss, np.dot([1, 0.6, 0.3], terms), rtol=1e-6)
-  assert centres.keys() == {'class', 'patches'} and np.all(
-    centres['class'] != 0
-  )
+  for name, x in centres.items():
+    np.testing.assert_allclose(later[name], x + 0.9, rtol=1e-5)
 
 
-def test_patch_loss_of_other_masks_and_targets():
-  masks = BlockMasks(views=1.0, most=0.8)
-  loss_fn, params = make(masks=masks, centre=Centre()), recorded.parameters()
-  tokens = np.random.default_rng(0).normal(size=(2, 4, 2, 17, recorder.WIDTH))
-  centre = np.full((1, 1, recorder.OUTPUTS), 0.3).cumsum(-1)
-
-  def call(tokens, centre):
-    hidden = masks(KEY, 8, (4, 4)).reshape(4, 2, 16)
-    features = dict(zip(('image', 'teacher'), ({'tokens': x} for x in tokens)))
-    context = Context(0, params)
-    seen = Seen(params, {'hidden': hidden}, KEY, context, features)
-    head, patches = params['objective']['patches'], tokens[:, :, :, 1:]
-    outputs = recorded.HEAD(head, patches.reshape(2, -1, recorder.WIDTH))
-    return hidden, outputs, loss_fn.patch_loss(seen, centre)
-
-  given = np.float32(tokens), np.float32(centre)
-  hidden, outputs, (loss, after) = jax.jit(call)(*given)
-  student, teacher = np.float64(outputs)
-  targets = scipy.special.softmax((teacher - centre[0]) / 0.1, axis=-1)
-  logs = scipy.special.log_softmax(student / recorder.STUDENT, axis=-1)
-  losses = -(targets * logs).sum(-1).reshape(8, 16)
-  hidden = np.asarray(hidden).reshape(8, 16)
-  expected = np.mean(losses, axis=1, where=hidden).mean()
-  np.testing.assert_allclose(loss, expected, rtol=1e-5)
-  mean = teacher[hidden.ravel()].mean(0)
-  np.testing.assert_allclose(after[0, 0], 0.9 * centre[0, 0] + 0.1 * mean, 1e-5)
+def test_patch_loss_counts_the_hidden_patches_of_its_masks():
+  """Each has the loss log K where the outputs are 0."""
+  masks, params = BlockMasks(views=1.0, most=0.8), recorded.parameters()
+  params['objective']['patches']['last']['length'] *= 0
+  tokens = {'tokens': jnp.ones((4, 2, 17, recorder.WIDTH))}
+  batch = {'hidden': masks(KEY, 8, (4, 4)).reshape(4, 2, 16)}
+  features = {'image': tokens, 'teacher': tokens}
+  seen = Seen(params, batch, KEY, Context(0, params), features)
+  loss, _ = jax.jit(make(masks=masks).patch_loss)(seen, None)
+  np.testing.assert_allclose(loss, np.log(recorder.OUTPUTS), rtol=1e-6)
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step():
@@ -143,7 +123,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step():
   with pytest.raises(UserError, match=r'batch_size=1.*koleo_weight=0'):
     make().of_run(timeline, IMAGES)
   make(koleo_weight=0.0).of_run(timeline, IMAGES)
-  assert make().whole_batch  # so that accum_steps is refused
+  assert make(centre=Centre()).whole_batch  # so that accum_steps is refused
   for model in (
     tiny.vit(num_classes=0),
     recorded.MODEL.clone(pooling=NoPooling()),

@@ -19,9 +19,7 @@ from vit_jax.objectives.dino import (
   Dino,
   DinoHead,
   SimDino,
-  SinkhornKnopp,
 )
-from vit_jax.objectives.dinov2 import DinoV2
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
 from vit_jax.objectives.mae import Decoder, Mae
 from vit_jax.objectives.masked_patches import Task, masked_patches
@@ -32,7 +30,6 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (4, 2, 8, 8, 3), np.uint8)
 LABELS = np.float32([[1, 0], [0.5, 0.5], [0.3, 0.7], [0, 1]])
 PIXELS, BRIGHT = Normalize(100.0, 50.0), Normalize(80.0, 50.0)
 MODEL = tiny.vit(width=8, num_classes=0)
-MASKED = MODEL.clone(embedding=PatchEmbedding(2, mask_token=True))
 PLAIN = Colour(flip=0, jitter_probability=0, grey=0, blur=0)
 FLIPPED = Colour(flip=1, jitter_probability=0, grey=0, blur=0)
 HEAD, PROJECTOR = DinoHead(5, 6, 4), Projector(4, (3,), 2)
@@ -84,7 +81,7 @@ def row(make, options, within=lambda x: x, **more):
   Another value of None: another test has the effect of this option. Those of
   self-distillation take 50 s of the default tests' time.
   """
-  marks = (pytest.mark.slow,) if make in (Dino, SimDino, DinoV2) else ()
+  marks = (pytest.mark.slow,) if make in (Dino, SimDino) else ()
   return pytest.param(
     make, within, options | more, id=make.__name__, marks=marks
   )
@@ -107,16 +104,6 @@ def row(make, options, within=lambda x: x, **more):
       head=(DinoHead(None, 6, 4), DinoHead(None, 6, 3)),
       eps=(0.1, 0.2),
       coefficient=(2.0, 3.0),
-    ),
-    row(
-      DinoV2,
-      {name: (value, None) for name, (value, _) in DINO.items()},
-      model=(MASKED, MASKED.clone(depth=2)),
-      patch_head=(HEAD, DinoHead(4, 6, 4)),
-      centre=(SinkhornKnopp(2), SinkhornKnopp(1)),
-      masks=(BlockMasks(0.3), BlockMasks(0.7)),
-      patch_weight=(0.5, 0.7),
-      koleo_weight=(0.2, 0.3),
     ),
     row(
       BlockMasks,

@@ -346,9 +346,6 @@ def test_vit5_is_the_recipe_of_deit3_with_another_model(stage, deit, model):
   assert config.pop('model')['stochastic_depth'] == (rate, rate)
   if (model, stage) == ('L/16', ''):
     expected['total_epochs'] = 400.0
-    words = load_config('pretrain_vit5', 'L/16,epochs=30')
-    assert words.total_epochs == 30 and words.schedule.lr == 3e-3
-    assert words.data.transforms[0]['size'] == 192
   del expected['model']
   assert config == expected
 
@@ -453,19 +450,12 @@ def test_learning_without_labels(method):
   assert other.schedule.warmup_epochs == warmup and other.model.depth == 24
 
 
-@pytest.mark.parametrize('method', ['lejepa', 'dinov2', 'dinov2,imagenet'])
-def test_weights_continue_with_new_heads_first(method):
-  new = load_config('pretrain_folder', f'{method},S/16')
-  old = load_config('pretrain_folder', f'{method},from_weights')
+def test_weights_continue_with_new_heads_first():
+  new = load_config('pretrain_folder', 'dinov2,S/16')
+  old = load_config('pretrain_folder', 'dinov2,from_weights')
   assert old.schedule.lr == pytest.approx(new.schedule.lr / 10)
-  assert old.schedule.decay == 'constant'
-  (warmup,) = (x for x in new.schedule if x.startswith('warmup'))
-  thaw = old.optimizer[warmup.replace('warmup', 'thaw')]
-  assert thaw == new.schedule[warmup] / 2 == old.schedule[warmup] / 2
-  frozen = ['embedding/kernel', 'block_0/attn/query/kernel', 'norm/scale']
-  (rule,) = old.optimizer.freeze
-  paths = [*frozen, 'objective/fc1/kernel', 'mask']
-  assert [x for x in paths if re.fullmatch(rule, x)] == frozen
+  assert old.optimizer.thaw_fraction == new.schedule.warmup_fraction / 2
+  assert old.optimizer.freeze == ('(?!objective/|mask$).*',)
 
 
 @pytest.mark.parametrize('method', ['dino', 'mae'])

@@ -135,7 +135,7 @@ class Classification(SplitEvaluator):
       'true': jnp.argmax(correct, axis=-1),
       'true_log_probability': log_correct,
     }
-    if num_classes > 5:
+    if num_classes >= 20:  # with fewer, it says little
       out['top5_accuracy'] = hits.any(-1)
     if labels.ndim == 2:  # do not copy the vectors to the host
       out['label'] = jnp.any(labels > 0, axis=-1)
@@ -156,14 +156,14 @@ class Classification(SplitEvaluator):
     mean_per_class_accuracy: over the classes that occur (class numbers). It
     comes first if they differ in size, as accuracy alone then misleads.
     majority_accuracy: the accuracy of always guessing the largest class.
-    top5_accuracy: only with more than 5 classes.
+    top5_accuracy: only with 20 classes or more.
     ece: see `calibration_error`.
     NAME_low, NAME_high: see `intervals`; class_accuracy/CLASS: see `per_class`.
     num_examples, num_unlabelled, skipped: numbers of examples that count, label
     vectors without a correct class, and unreadable examples.
     """
-    columns = self._collect(params)
-    counts = self._collect.counts(columns)
+    columns = self.collect(params)
+    counts = self.collect.counts(columns)
     labels, results, is_uneven = columns['label'], {}, False
     if labels.dtype == bool:
       columns = {name: x[labels] for name, x in columns.items()}

@@ -121,10 +121,10 @@ class SplitEvaluator:
     if not self.labelled:
       self.data = dataclasses.replace(self.data, labels=False)
     classes = self.model.num_classes
-    self._collect = Collector(
+    self.collect = Collector(
       self.measure, data=self.data, mesh=self.mesh, num_classes=classes
     )
-    self.check = self._collect.check
+    self.check = self.collect.check
     self.transforms = self.data.transforms  # for predictions, see train
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:

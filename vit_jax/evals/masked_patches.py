@@ -41,9 +41,9 @@ class MaskedPatches(SplitEvaluator):
 
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}; there is no accuracy for 'pixels'."""
-    columns = self._collect(params)
+    columns = self.collect(params)
     found = means(columns, ('loss', 'accuracy'))
-    return found | self._collect.counts(columns)
+    return found | self.collect.counts(columns)
 
 
 def keys_of(index: jax.Array, seed: int) -> jax.Array:

@@ -68,7 +68,7 @@ class Representation(SplitEvaluator):
 
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}, see `describe`."""
-    self._columns = columns = self._collect(params)
+    self._columns = columns = self.collect(params)
     found = describe(columns['x'])
     if found['spread'] < _LEAST_SPREAD:
       terminal.say(
@@ -78,7 +78,7 @@ class Representation(SplitEvaluator):
       )
     if self.teacher:
       found['shared_neighbours'] = self._shared(columns['x'])
-    return found | self._collect.counts(columns)
+    return found | self.collect.counts(columns)
 
   def _shared(self, x):
     """Return the fraction of neighbours that the teacher has, too."""

@@ -100,9 +100,9 @@ class DinoV2(Dino):
   def loss(self, seen: Seen) -> Outputs:
     centres = seen.context.carried or {}
     context = seen.context._replace(carried=centres.get('class'))
-    dino, metrics, centre = super().loss(seen._replace(context=context))
+    dino, metrics, *centre = super().loss(seen._replace(context=context))
     patches, patch_centre = self.patch_loss(seen, centres.get('patches'))
-    carried = {'class': centre, 'patches': patch_centre} if centres else None
+    carried = {'class': centre[0], 'patches': patch_centre} if centres else None
     spread = koleo(seen.features['image']['pre_logits'])
     loss = dino + self.patch_weight * patches + self.koleo_weight * spread
     metrics |= {'class_loss': dino, 'patch_loss': patches, 'koleo': spread}
