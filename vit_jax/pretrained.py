@@ -52,9 +52,9 @@ def load(
     report: called with a text that lists what was read, left out, resized and
       newly initialised; None: no report.
     **options: more arguments of `fit` (patch_size, in_chans, ...) and
-      `formats.read` (step, ema, trust, grid); and fields of the model, for what
-      the file does not contain (num_heads, 'block.mlp', ...) or how to run it
-      (dtype, scan, ...), as in `bundle.replace`.
+      `formats.read` (step, ema, trust, grid, prefix); and fields of the model,
+      for what the file does not contain (num_heads, 'block.mlp', ...) or how to
+      run it (dtype, scan, ...), as in `bundle.replace`.
 
   Returns:
     (model, params): model.apply({'params': params}, images) takes float images
@@ -64,7 +64,12 @@ def load(
   names = options.keys() & inspect.signature(fit).parameters.keys()
   use = {name: options.pop(name) for name in names}
   weights, changes = fit(
-    formats.read(path, **options),
+    formats.read(
+      path,
+      use_size=image_size,
+      new_head=num_classes is not None or use.get('head') == 'reset',
+      **options,
+    ),
     image_size=image_size,
     num_classes=num_classes,
     **use,

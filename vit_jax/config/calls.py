@@ -20,6 +20,7 @@ from vit_jax.config.values import (
   join,
   misfit,
   suggest,
+  walk,
   without_none,
 )
 from vit_jax.durations import UNITS, Duration
@@ -256,9 +257,11 @@ class _Plan:
         name = stem_of(key)
       elif key not in known and (key in hidden or not takes_any):
         takes = [k for n in known for k in keys_of(n, hints.get(n))] + [*also]
+        parts = [p for p, _ in walk(values) if p.endswith(f'.{key}')]
+        near = suggest(parts[0], parts) if parts else suggest(key, takes)
         self.problems.append(
           f'{path}: {full_name(fn)} has no argument '
-          f'{key!r}{suggest(key, takes)}. It takes: {", ".join(takes)}.'
+          f'{key!r}{near}. It takes: {", ".join(takes)}.'
         )
         continue
       if name != key and value is None:

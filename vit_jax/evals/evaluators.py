@@ -55,7 +55,8 @@ def make(
       made[name] = factory(model, preprocess=preprocess, mesh=mesh)
       names = getattr(made[name], 'class_names', None)
       remedy = f'--config.evals.{name}.same_classes=False'
-      check_class_names('model', class_names, names, remedy)
+      source = f'evals.{name}.data.source'
+      check_class_names('model', class_names, names, remedy, source)
       if check := getattr(made[name], 'check', None):
         check(abstract_params)
     except UserError as error:
@@ -68,6 +69,7 @@ def check_class_names(
   expected: Sequence[str] | None,
   found: Sequence[str] | None,
   remedy: str,
+  source: str = 'data.source',
 ) -> None:
   """Raise ValueError if data has other classes than `what` it is given to.
 
@@ -79,7 +81,7 @@ def check_class_names(
   raise UserError(
     f'The data has {len(found)} classes and the {what} {len(expected)}, with '
     f'other names ({other}) or in another order. For a folder, list them in '
-    'a file: --config.data.source.class_names=FILE. If they are the same '
+    f'a file: --config.{source}.class_names=FILE. If they are the same '
     f'classes in the same order under other names, add {remedy}.'
   )
 

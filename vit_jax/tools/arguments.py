@@ -68,6 +68,7 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
     step=args.step,
     ema=_EMA[args.ema],
     trust=tuple(args.trust),
+    use_size=args.image_size,
     **_fields(args.set, args.trust),
   )
   changes |= {'image_size': args.image_size}

@@ -6,7 +6,7 @@ defaults are applied last.
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ def convert(
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ()),
   heads: Mapping[int, int] | None = None,
   image_size: Size | None = None,
+  use_size: Size | None = None,
   grid: tuple[int, int] | None = None,
   **given: Any,
 ) -> Weights:
@@ -58,6 +59,7 @@ def convert(
       the most likely first.
     heads: {width: number of heads}, if nothing else says it.
     image_size: int or (H, W) that the file says.
+    use_size: int or (H, W) that the weights will be used with.
     grid: (rows, columns) of patches that are not a square.
     **given: fields from the user, which come first.
   """
@@ -65,7 +67,7 @@ def convert(
   notes: list[str] = []
   params = keys.to_ours(arrays)
   if {'pos_embedding', 'embedding/kernel'} <= params.keys():
-    params |= _place(params, rows, grid, image_size, notes)
+    params |= _place(params, rows, grid, (image_size, use_size), notes)
   model = _infer(params, heads or {}, known, given)
   size = as_pair(image_size or IMAGE_SIZE)
   if 'pos_embedding' in params:
@@ -79,7 +81,7 @@ def convert(
   return Weights(model, params, shape, notes=notes)
 
 
-def _place(params, rows, grid, image_size, notes):
+def _place(params, rows, grid, sizes, notes):
   """Return positions of tokens and of a grid of patches, apart.
 
   The table is [1, tokens + gh * gw, D], perhaps without the leading 1, or one
@@ -90,17 +92,19 @@ def _place(params, rows, grid, image_size, notes):
   for names in rows:
     names = [name for name in names if name in params]
     tokens[sum(params[name].shape[1] for name in names)] = names
-  table, guess = params['pos_embedding'], None
+  table = params['pos_embedding']
   if table.ndim == 4 or (table.ndim == 3 and len(table) > 1):  # already a grid
     tokens, grid = {0: []}, table.shape[-3:-1]
   table = table.reshape(1, -1, table.shape[-1])
-  if image_size is not None:
-    sizes = zip(as_pair(image_size), params['embedding/kernel'].shape)
-    guess = tuple(side // patch for side, patch in sizes)
-  grid = grid_of([table.shape[1] - count for count in tokens], grid, guess)
-  count = table.shape[1] - math.prod(grid)
+  cut = _facts(params)[1]['embedding'].grid
+  fits = [size and cut(as_pair(size)) for size in sizes]
+  counts = [table.shape[1] - count for count in tokens]
+  gh, gw = grid_of(counts, grid, fits)
+  if gh != gw and not grid and (gh, gw) != fits[0]:
+    notes.append(f'  positions read as a grid of {gh}x{gw}, as image_size says')
+  count = table.shape[1] - gh * gw
   found, table = np.split(table, [count], axis=1)
-  out = {'pos_embedding': table.reshape(1, *grid, -1)}
+  out = {'pos_embedding': table.reshape(1, gh, gw, -1)}
   for name in tokens.get(count, ()):
     part, found = np.split(found, [params[name].shape[1]], axis=1)
     if name != 'registers':
@@ -118,10 +122,7 @@ def _infer(params, heads, known, given):
   nor pooling and posemb if these have no parameters. Fixed positions are never
   guessed.
   """
-  try:
-    cls, facts = _facts(params)
-  except KeyError as e:
-    raise UserError(f'No model here has such arrays: there is no {e}.') from e
+  cls, facts = _facts(params)
   given = {path: x for path, x in config.walk(given) if path}
   known = {k: x for k, x in known.items() if k.partition('.')[0] not in given}
   if 'block.mlp' in facts:  # whatever activation others have
@@ -132,7 +133,11 @@ def _infer(params, heads, known, given):
     if 'posemb' not in fields:
       raise UserError(
         'The file has no table of positions, and no config.json that says how '
-        'they are computed. If the model has none, pass posemb=None.'
+        'they are computed. For fixed ones, as of MAE, pass posemb=SinCos2d('
+        "endpoint=False) of vit_jax.models.posemb; a tool: --set posemb='{"
+        '"target": "vit_jax.models.posemb.SinCos2d", "endpoint": false}\'; a '
+        'config: --config.init_from.options.posemb.target=... If the model has '
+        'none, pass posemb=None.'
       )
     if fields['width'] in heads:
       fields = {'num_heads': heads[fields['width']]} | fields
@@ -148,6 +153,13 @@ def _infer(params, heads, known, given):
 
 def _facts(params):
   """Return (class, fields) of what the parameters show."""
+  try:
+    return _shown(params)
+  except KeyError as e:
+    raise UserError(f'No model here has such arrays: there is no {e}.') from e
+
+
+def _shown(params):
   shape = {path: array.shape for path, array in params.items()}
   head = params.get('head/kernel', params.get('head/cls/kernel'))
   facts = {'num_classes': None if head is None else head.shape[-1]}
@@ -224,20 +236,30 @@ def _last(pattern, params):
 
 
 def grid_of(
-  counts: Collection[int],
+  counts: Sequence[int],
   grid: tuple[int, int] | None = None,
-  guess: tuple[int, int] | None = None,
+  sizes: Sequence[tuple[int, int] | None] = (),
 ) -> tuple[int, int]:
   """Return the grid of patches whose number is one of `counts`.
 
-  It is `grid`; if that is None, the `guess` if it fits, or else a square.
+  It is `grid`; or else the one of `sizes` that fits. If the first, which the
+  file states, is None, it may be a square, unless a count before it, which is
+  more likely, has any grid.
   """
-  squares = [(math.isqrt(n), math.isqrt(n)) for n in counts if n > 0]
-  for found in [grid] if grid else [guess, *squares]:
-    if found and math.prod(found) in counts:
-      return found
+  known: Any = [tuple(grid)] if grid else sizes
+  stated = any(known[:1])
+  found = {x for x in known if x and math.prod(x) in counts}
+  for n in counts if not (stated or found) else ():
+    side = math.isqrt(max(n, 0))
+    if n == side**2 > 0:
+      found = {(side, side)}
+    if found or any(n % i == 0 for i in range(2, side + 1)):
+      break
+  if len(found) == 1:
+    return found.pop()
+  seen = f', as {" or as ".join(map(str, sorted(found)))}' if found else ''
+  seen = f', not of {known[0]}' if stated and not found else seen
   raise UserError(
-    f'The file has positions of {next(iter(counts))} patches, not of a '
-    f'{"square" if grid is None else grid}. Give grid=(rows, columns) whose '
-    'product is that.'
+    f'The file has positions of {" or ".join(map(str, counts))} patches{seen}, '
+    'in an unknown grid. Give grid=(rows, columns) whose product is that.'
   )

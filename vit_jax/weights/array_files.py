@@ -27,7 +27,12 @@ from vit_jax.types import FlatParams, PathLike, UserError
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
 _SHARD = r'[^/\\:]+(?<!\.json)'  # not another index, not in another folder
-_PICKLE = (
+_FLOAT8 = {  # which numpy lacks
+  'F8_E4M3': ml_dtypes.float8_e4m3fn,
+  'F8_E5M2': ml_dtypes.float8_e5m2,
+}
+PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
+PICKLE = (
   'It is a pickle (torch.save writes them as .pth, .pt and .bin), which can '
   'execute any code. In PyTorch, save the weights by safetensors.torch.'
   "save_file(model.state_dict(), 'model.safetensors')"
@@ -51,7 +56,7 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
       return dict(_safetensors(path, values))
     if head.lstrip()[:1] != b'{' or path.suffix != '.json':
       raise UserError(
-        _PICKLE
+        PICKLE
         if head[:1] == b'\x80'
         else f'Its format is unknown (it begins {head!r}). Expected .npz, '
         'safetensors, or the index of sharded safetensors'
@@ -83,7 +88,7 @@ def _npz(path, values):
   with zipfile.ZipFile(path) as file:
     members = file.infolist()
     if any(x.filename.endswith('.pkl') for x in members):  # torch.save
-      raise UserError(_PICKLE)
+      raise UserError(PICKLE)
     for member in [] if values else members:
       with file.open(member) as stream:
         np.lib.format.read_magic(stream)
@@ -96,11 +101,18 @@ def _npz(path, values):
 
 def _safetensors(path, values):
   with safetensors.safe_open(path, framework='np') as file:
-    for name in file.keys():  # noqa: SIM118
-      if values:
-        yield name, _float32(file.get_tensor(name))
+    slices: Any = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    small, raw = {n for n, x in slices.items() if x.get_dtype() in _FLOAT8}, {}
+    if values and small:
+      raw = dict(safetensors.deserialize(path.read_bytes()))
+    for name, part in slices.items():
+      if not values:
+        yield name, _blank(part.get_shape())
+      elif name in small:
+        array = np.frombuffer(raw[name]['data'], _FLOAT8[part.get_dtype()])
+        yield name, array.reshape(part.get_shape()).astype(np.float32)
       else:
-        yield name, _blank(file.get_slice(name).get_shape())
+        yield name, _float32(file.get_tensor(name))
 
 
 def _blank(shape):

@@ -20,6 +20,9 @@ from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import KeyMap
 
 Config = Mapping[str, Any]
+_STEM = 'embedding/kernel', 'resnet/root/conv/kernel'
+# A head of a name that a key map does not know.
+_HEAD = r'((\w+_)?heads?|classifier|fc|linear)\..*'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +86,27 @@ def recognise(families: Sequence[Family], names: Iterable[str]) -> bool:
   return any(family.recognises(names) for family in families)
 
 
+def prefixes(families: Sequence[Family], names: Iterable[str]) -> set[str]:
+  """Return what stands before all names of a model, for each in a file."""
+  found, names = set(), list(names)
+  for family in families:
+    for stem in [x.theirs for x in family.keys.keys if x.ours in _STEM]:
+      for name in [name for name in names if name.endswith(stem)]:
+        start = name.removesuffix(stem)
+        start = re.sub(rf'(?<![^./])({family.prefix})$', '', start)
+        own = [x.removeprefix(start) for x in names if x.startswith(start)]
+        if re.fullmatch(r'(.*[./])?', start) and family.recognises(own):
+          found.add(start)
+  return found
+
+
 def read(
   families: Sequence[Family],
   arrays: FlatParams,
   config: Config,
   *,
   name: str = '',
+  new_head: bool = False,
   **given: Any,
 ) -> Weights:
   """Return Weights of {name: array}, everything in a file.
@@ -97,6 +115,7 @@ def read(
     families: rows of the format.
     config: {name: value}, flat; empty if there is no config.
     name: name of the model in the config.
+    new_head: whether a head of an unknown name is left out.
     **given: arguments of `architecture.convert`, and fields from the user.
   """
   family = find(families, arrays, name)
@@ -110,12 +129,25 @@ def read(
   unused = {k for k in arrays if re.fullmatch(family.unused, k)}
   used = {family.bare(k): x for k, x in arrays.items() if k not in unused}
   arrays = family.prepare(used, config)
+  heads = [k for k in arrays if re.fullmatch(_HEAD, k)]
+  heads = [k for k in heads if not family.keys.to_ours({k: arrays[k]})]
+  if heads and not new_head:
+    raise UserError(
+      f'The file has a head of an unknown name: {", ".join(heads[:4])}. To '
+      'leave it out, give num_classes=N for a new head, or 0; in a tool, --set '
+      'new_head=true. Fine-tuning does, unless init_from.head is keep.'
+    )
+  unused |= {*heads}
+  arrays = {k: x for k, x in arrays.items() if k not in heads}
   known = {**family.fields, **family.configure(config, arrays)}
+  rows = family.rows
+  if 'no_embed_class' in config:  # timm: whether tokens have no rows
+    rows = rows[-1:] if config['no_embed_class'] else rows[:1]
   weights = convert(
     arrays,
     family.keys,
     known=known,
-    rows=family.rows,
+    rows=rows,
     heads=family.heads if name else {},
     **given,
   )

@@ -15,6 +15,7 @@ file may only name the classes that `config.build` trusts.
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -50,6 +51,10 @@ _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
 _OBJECTS = ('model', 'preprocess', 'transforms')
 _USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation')
 _WEB = ('http://', 'https://')
+_NOT_FIELDS = ('image_size', 'use_size', 'new_head')
+# Parts that PyTorch's wrappers put into names, and DINOv2's chunks of layers.
+_WRAPPER = r'(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
+_CHUNK = r'(?<=\bblocks\.)\d+\.(?=\d+\.)'
 
 
 def find(path: PathLike | None, step: int | None = None) -> None:
@@ -79,14 +84,18 @@ def read(
     values: False: params are empty. Of a workdir only model.json is read; of a
       file names, shapes and types.
     **options: for what a file does not contain: grid=(rows, columns) of a
-      position table that is not a square; image_size; and fields of the model
-      as in `bundle.replace`, such as num_heads, 'block.mlp' or dtype.
+      position table that is not a square; image_size; use_size, which the
+      weights will be used with, and which decides between grids; prefix of the
+      names, if a file has several models, such as 'teacher.'; new_head=True to
+      leave out a head of an unknown name; and fields of the model as in
+      `bundle.replace`, such as num_heads, 'block.mlp' or dtype.
 
   Raises:
     ValueError: there is nothing; the format is unknown; the file is a pickle;
-      arrays are missing, unexpected or of another shape (lists all).
+      arrays are missing, unexpected or of another shape (lists all), or not
+      finite.
   """
-  for name in ('grid', 'image_size'):
+  for name in ('grid', 'image_size', 'use_size', 'prefix'):
     if options.get(name, '') is None:
       del options[name]
   try:
@@ -96,8 +105,7 @@ def read(
     if directory is not None:
       weights = _described(workdirs.description(directory), trust, options)
       if values:
-        params, _ = checkpoint.load_params(directory, ema=ema)
-        weights.params = _fitting(params, weights)
+        weights.params = _fitting(_params_of(directory, ema), weights)
       weights.step = int(directory.name)
     else:
       weights = _read_file(source, trust, options, values)
@@ -106,6 +114,13 @@ def read(
       raise UserError(
         f'The weights are for images of {size[0]}x{size[1]}. Leave image_size '
         'out; `pretrained.load` adapts weights.'
+      )
+    if bad := [
+      k for k, x in weights.params.items() if not np.isfinite(x).all()
+    ]:
+      raise UserError(
+        f'{len(bad)} of the arrays have NaN or infinite values, such as '
+        f'{bad[0]}. Use another copy of the file, or an earlier checkpoint.'
       )
   except UserError as error:
     if str(path) in str(error):
@@ -129,17 +144,40 @@ def _locate(path, step):
     path = array_files.from_hub(path)
   if path.startswith(_WEB) or (path.endswith(_ENDINGS) and '://' in path):
     return None, path  # no folder has to be listed, which needs more packages
-  folder, known = epath.Path(path), []
+  folder, known, pickles = epath.Path(path), [], []
   if folder.is_file() or path.endswith(_ENDINGS):
     return None, path
   if folder.is_dir() and not (folder / 'checkpoints').exists():
-    names = (child.name for child in folder.iterdir())
+    names = sorted(child.name for child in folder.iterdir())
     known = [name for name in names if name.endswith(_ENDINGS)]
+    pickles = [x for x in names if x.endswith(array_files.PICKLES)]
   for name in (f'{_SAFETENSORS}.index.json', _SAFETENSORS):
     known = [name] if name in known else known
   if len(known) == 1:
     return None, f'{path}/{known[0]}'
+  if known:
+    raise UserError(
+      f'{path} has several: {", ".join(known)}. Name one. The parts '
+      f'of a model need their {_SAFETENSORS}.index.json.'
+    )
+  if pickles:
+    raise UserError(f'{path} has {", ".join(pickles)}. {array_files.PICKLE}.')
   return checkpoint.find(path, step), None
+
+
+def _params_of(directory, ema):
+  """Return {path: parameter} of a checkpoint."""
+  try:
+    return checkpoint.load_params(directory, ema=ema)[0]
+  except UserError as e:
+    others = {*workdirs.steps(directory.parent)} - {int(directory.name)}
+    text = f'{directory} is not whole: {e}'
+    if others:
+      text += (
+        f' The run has the steps {sorted(others)}, too: --step=N (a tool), '
+        '--config.init_from.step=N, step=N (Python).'
+      )
+    raise UserError(text) from e
 
 
 def _read_file(source, trust, options, values):
@@ -153,6 +191,7 @@ def _read_file(source, trust, options, values):
       arrays = family.again(npz.read, weights, arrays).params
     weights.params = _fitting(arrays, weights)
     return weights
+  arrays, notes = _unwrapped(arrays, options.pop('prefix', None))
   for name, reader in _READERS.items():
     if reader.recognise(arrays):
       file = 'open_clip_config' if name == 'original' else 'config'
@@ -160,16 +199,50 @@ def _read_file(source, trust, options, values):
       if name == 'hf' and settings is not None:
         more = _sibling(source, 'preprocessor_config.json')
         settings |= {'preprocessor_config': more}
-      return _interpret(reader, arrays, settings, options)
+      weights = _interpret(reader, arrays, settings, options)
+      weights.notes[:0] = notes
+      return weights
   raise UserError(
     f'The file has the arrays {", ".join(sorted(arrays)[:8])}, .... This is '
     f'none of the known formats: {", ".join(FORMATS)}, big_vision.'
   )
 
 
+def _unwrapped(arrays, prefix):
+  """Return ({name as a format has it: array}, notes) of one model of a file.
+
+  Wrappers and whole training states put a prefix before the names.
+  """
+  names = {k: re.sub(_CHUNK, '', re.sub(_WRAPPER, '', k)) for k in arrays}
+  if len({*names.values()}) < len(names):  # layers counted in each chunk
+    names = {name: name for name in arrays}
+  families = [family for x in _READERS.values() for family in x.FAMILIES]
+  known = sorted(family.prefixes(families, names.values()))
+  found = [x for x in known if x.startswith(prefix or '')]
+  # Of a prefix within another one, the shorter has all of the model.
+  found = [x for i, x in enumerate(found) if not x.startswith(tuple(found[:i]))]
+  if len(found) > 1 or (prefix and not found):
+    raise UserError(
+      f'prefix={prefix!r} of the names: the file has models below '
+      f'{", ".join(map(repr, known)) or "none"}. Give one as prefix=, '
+      '--config.init_from.prefix=, or --set prefix= of a tool.'
+    )
+  start = found[0] if found else ''
+  taken = {k: x for k, x in names.items() if x.startswith(start)}
+  notes = [
+    f'  {k} and others read as {x.removeprefix(start)}'
+    for k, x in taken.items()
+    if k != x.removeprefix(start)
+  ][:1]
+  if spare := sorted(names.keys() - taken.keys()):
+    notes.append(f'  {len(spare)} other arrays left out, such as {spare[0]}')
+  return {x.removeprefix(start): arrays[k] for k, x in taken.items()}, notes
+
+
 def _interpret(reader, arrays, settings, options):
   """Return Weights of a file; say what is unknown without config.json."""
   is_bare = settings is None and reader in (timm, huggingface)
+  assumed = []
   try:
     weights = reader.read(arrays, settings, **options)
   except Exception as e:  # values in config.json may have any type
@@ -177,11 +250,24 @@ def _interpret(reader, arrays, settings, options):
     text = str(e) if isinstance(e, UserError) else text
     hint = "\nPut the model's config.json next to the file." * is_bare
     raise UserError(f'{text}{hint}') from e
+  height, width, _ = weights.image_shape
   if is_bare and (block := getattr(weights.model, 'block', None)):
-    weights.notes.append(
-      '  assumed without a config.json: norms before attention and MLP, '
-      f'{block.mlp}, norm_eps={block.norm_eps}, {weights.model.posemb}'
-    )
+    assumed = [
+      'norms before attention and MLP',
+      *(f'{block.mlp}', f'norm_eps={block.norm_eps}'),
+      *(f'{weights.model.posemb}', f'{weights.model.pooling}'),
+      f'images resized to {height}x{width}, with mean and std 0.5',
+    ]
+  if (
+    settings is None
+    and 'pos_embedding' in weights.params
+    and not {'grid', 'image_size'} & options.keys()
+  ):
+    gh, gw = weights.model.embedding.grid((height, width))
+    assumed.append(f'positions of {gh}x{gw} patches')
+  if assumed:
+    text = '  assumed without a config.json: '
+    weights.notes.append(text + ', '.join(assumed))
   return weights
 
 
@@ -194,7 +280,7 @@ def _sibling(path, name):
 
 def _described(content, trust, options):
   """Return Weights without parameters from model.json or NAME.json."""
-  given = {k: v for k, v in options.items() if k != 'image_size'}
+  given = {k: x for k, x in options.items() if k not in _NOT_FIELDS}
   hints, found = hints_of(Weights), {}
   for name in _USE:
     value = content.get(name)

@@ -141,6 +141,11 @@ class KeyMap:
       key, values, _ = _find(((k, 0, k.theirs) for k in self.keys), name)
       if key is None:
         continue
+      if array.dtype.kind in 'biu':
+        raise UserError(
+          f'{name} has {array.dtype} numbers, as quantized weights have. Save '
+          'floats: dequantize the model first.'
+        )
       paths, axis = key.paths, _AXES.get(key.kind, 0)
       if key.kind in ('table', 'rows'):
         parts, paths = [array], paths[-1:]

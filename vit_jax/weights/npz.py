@@ -177,7 +177,7 @@ _PAPER = (
   dataclasses.replace(_VIT, anchor=TABLE, rows=(('cls',),)),
 )
 _BIG_VISION = (
-  dataclasses.replace(_VIT, rows=(('cls',), ())),  # early tables have its row
+  dataclasses.replace(_VIT, rows=((), ('cls',))),  # early tables have its row
   _family('root_block/.*', _KEYS, fields={'pool_padding': 'lowest'}),
   _family('conv_root/.*', _KEYS),
 )

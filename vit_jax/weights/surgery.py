@@ -47,7 +47,7 @@ class InitFrom:
   """Weights to start from, and how they are adapted to the model.
 
   Attributes:
-    path, step, ema, grid, trust: see `formats.read`.
+    path, step, ema, grid, prefix, trust: see `formats.read`.
     options: more options of `formats.read`.
     head: 'reset': the head stays as initialised (the paper's fine-tuning);
       'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
@@ -68,6 +68,7 @@ class InitFrom:
   step: Natural | None = None
   ema: bool | Literal['auto'] = 'auto'
   grid: tuple[Count, Count] | None = None
+  prefix: str | None = None
   options: Mapping[str, Any] | None = None
   trust: tuple[str, ...] = ()
   head: Literal['reset', 'keep'] | None = None
@@ -87,6 +88,8 @@ def read(init_from: InitFrom, *, values: bool = True) -> Weights:
     trust=init_from.trust,
     values=values,
     grid=init_from.grid,
+    prefix=init_from.prefix,
+    new_head=init_from.head != 'keep',
     **(init_from.options or {}),
   )
   if init_from.pooling is None:

@@ -169,6 +169,7 @@ FAMILIES = (
     _DINOV2_FAMILY,
     pattern='(dinov2_with_registers)?',
     anchor=r'embeddings\.register_tokens',
+    rows=(('cls',),),  # and none for registers
     posemb_resize='bicubic_antialias',
   ),
   _DINOV2_FAMILY,

@@ -224,8 +224,6 @@ VIT = Family(
   configure=configure,
   heads=HEADS,
   args=ARGS,
-  # Of transformers' class that wraps them; of I-JEPA's own files.
-  prefix=r'timm_model\.|(encoder\.)?module\.',
   posemb_resize='bicubic_antialias',
   write=write,
 )
