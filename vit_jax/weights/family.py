@@ -143,6 +143,8 @@ def read(
   rows = family.rows
   if 'no_embed_class' in config:  # timm: whether tokens have no rows
     rows = rows[-1:] if config['no_embed_class'] else rows[:1]
+  if family.posemb_resize.endswith('_square'):  # RADIO has a larger table
+    given |= {'use_size': given.get('image_size'), 'image_size': None}
   weights = convert(
     arrays,
     family.keys,
