@@ -147,6 +147,7 @@ def test_an_objective_wraps_an_objective():
     ({'numbr': 1}, ['numbr:', "did you mean 'number'"]),
     ({'totl_steps': 1}, ['totl_steps:', "did you mean 'total_steps'"]),
     ({'workdir': 'other'}, ['workdir:']),
+    ({'size': 1, 'part': {'size': 2}}, ['size:', "did you mean 'part.size'"]),
     ({'part': {'sise': 1}}, ['part.sise:', "did you mean 'size'"]),
     ({'things': {'a': NUMBER | {'evry_steps': 1}}}, ['a.evry_steps:', 'every']),
     ({'things': {'a': {'every_steps': 1}}}, ['things.a', "'target'"]),

@@ -186,6 +186,8 @@ def test_without_weights_the_model_must_be_named(tmp_path):
 def test_other_classes_are_an_error(run, tmp_path):
   data = Data(Glyphs(image_size=8, num_examples=8), 128)
   with pytest.raises(
-    ValueError, match=r'evals\.test: .* 480 classes(?s:.*)same_classes=F'
-  ):
+    ValueError,
+    match=r'evals\.test: .* 480 classes(?s:.*)=FILE(?s:.*)same_classes=F',
+  ) as e:
     _evaluate(tmp_path, run, evals={'test': _evaluator(data)})
+  assert '--config.evals.test.data.source.class_names=' in str(e.value)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from small import equal, logits, random_weights, tiny
 
-from vit_jax import tree
+from vit_jax import pretrained, tree
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.models import pooling, posemb
 from vit_jax.models.layers import (
@@ -28,7 +28,7 @@ from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import predict as predict_tool
 from vit_jax.types import UserError
-from vit_jax.weights import bundle, export, formats, surgery
+from vit_jax.weights import architecture, bundle, export, formats, surgery
 from vit_jax.zoo import names
 
 EXACT = {'block.mlp': Gelu('exact')}
@@ -116,6 +116,62 @@ def test_a_published_npz_has_no_json(tmp_path):
     assert model == weights.model
 
 
+@pytest.mark.parametrize(
+  'counts, sizes, grid',  # of the file and of its use
+  [
+    *(([168, 169], [None, x], x) for x in ((12, 14), (13, 13), (14, 12))),
+    ([168, 169], [None, None], None),  # with a row of the class token, or not
+    ([168, 169], [None, (24, 24)], None),
+    ([168, 169], [(12, 14), (24, 24)], (12, 14)),
+    *(([n - 1, n], [None, None], None) for n in (4**2, 14**2, 49, 225, 289)),
+    ([144, 145], [None, None], (12, 12)),
+    ([144, 145], [None, (9, 16)], (9, 16)),
+    ([144, 145], [(14, 14), (9, 16)], (9, 16)),
+    ([144, 145], [(14, 14), None], None),  # an older config
+    ([196, 197], [(14, 14), (7, 28)], None),
+    ([196, 197], [(14, 14), (24, 24)], (14, 14)),
+    ([197, 196], [None, None], (14, 14)),  # 197 is a prime number
+    ([15], [None, None], None),
+    ([-1, 1], [None, None], (1, 1)),
+  ],
+)
+def test_a_grid_that_is_ambiguous_is_not_guessed(counts, sizes, grid):
+  if grid:
+    assert architecture.grid_of(counts, None, sizes) == grid
+  else:
+    with pytest.raises(UserError, match=r'Give grid=\(rows, columns\)'):
+      architecture.grid_of(counts, None, sizes)
+
+
+@pytest.mark.parametrize(
+  'format, grid',
+  [
+    *(('timm', (3, 5)), ('timm', (4, 16)), ('npz', (4, 16)), ('hf', (4, 16))),
+    ('hybrid', (3, 5)),
+  ],
+)
+def test_the_size_of_use_decides_between_grids(format, grid, tmp_path):
+  fields = {'depth': 1, 'embedding.patch_size': 4, **EXACT}
+  if format == 'hybrid':
+    fields |= {'embedding': Hybrid(1, stages=()), 'embedding.patch_size': 1}
+  weights = make((grid[0] * 4, grid[1] * 4), **fields)
+  path = tmp_path / ('x' if format in ('timm', 'hf') else 'x.npz')
+  formats.write(weights, path, 'npz' if format == 'hybrid' else format)
+  for file in tmp_path.rglob('*.json'):
+    file.unlink()
+  how = {'num_heads': 4, 'report': None}
+  size = weights.image_shape[:2]
+  _, params = pretrained.load(path, image_size=size, **how)
+  assert equal(jax.device_get(tree.flatten(params)), weights.params)
+  if format == 'timm':
+    (path / 'config.json').write_text('{"input_size": [3, 224, 224]}')
+    assert equal(
+      formats.read(path, use_size=size, num_heads=4).params, weights.params
+    )
+    with pytest.raises(UserError, match='grid='):
+      pretrained.load(path, **how)
+
+
 def test_a_workdir_is_read(tmp_path):
   weights = make(**EXACT, scan=True)
   params = tree.stack_blocks(weights.params)
@@ -133,7 +189,12 @@ def test_a_workdir_is_read(tmp_path):
   described = formats.read(tmp_path, values=False)
   assert described.is_described and not described.params
   assert described.transforms == weights.transforms
-  for options, match in (({'grid': (3, 3)}, 'grid'), ({'step': 8}, '8')):
+  (tmp_path / 'checkpoints' / '9').mkdir()
+  for options, match in (
+    ({'grid': (3, 3)}, 'grid'),
+    ({'step': 8}, '8'),
+    ({}, r'9 is not whole(?s:.*)the steps \[7\], too: --step=N'),
+  ):
     with pytest.raises(ValueError, match=match):
       formats.read(tmp_path, **options)
 
@@ -296,6 +357,10 @@ def test_the_file_in_a_path(path, names, found, tmp_path, monkeypatch):
 
 def test_what_is_no_weights_is_said(tmp_path):
   (tmp_path / 'pytorch_model.bin').write_bytes(b'\x80\x02')
+  with pytest.raises(
+    UserError, match=r'has pytorch_model\.bin\. It is a pickle'
+  ):
+    formats.read(tmp_path)
   np.savez(tmp_path / 'other.npz', x=np.zeros(3))
   for path, match in (
     (tmp_path / 'nothing', 'does not exist'),
@@ -311,6 +376,9 @@ def test_what_is_no_weights_is_said(tmp_path):
         formats.find(path)
   with pytest.raises(ValueError, match='step=3'):
     formats.read(tmp_path / 'other.npz', step=3)
+  np.savez(tmp_path / 'more.npz', x=np.zeros(3))
+  with pytest.raises(UserError, match=r'several: more\.npz, other\.npz\. Name'):
+    formats.read(tmp_path)
 
 
 # Models and transforms of a user's own package.

@@ -180,12 +180,14 @@ def test_positions_have_no_row_for_the_class_token():
   params = weights.params
   assert 'cls_pos_embedding' not in params  # not a row of zeros to train
   assert weights.model.posemb == Learned(prefix=False)
-  early = fill(released.big_vision(rows=10))  # these have one
+  early = fill(released.big_vision(rows=17))  # these have one
   params, table = npz.read(early).params, early['pos_embedding']
   np.testing.assert_array_equal(params['cls_pos_embedding'], table[:, :1])
   np.testing.assert_array_equal(
-    params['pos_embedding'], table[:, 1:].reshape(1, 3, 3, 16)
+    params['pos_embedding'], table[:, 1:].reshape(1, 4, 4, 16)
   )
+  with pytest.raises(ValueError, match='10 or 9 patches'):  # 2x5, or 3x3
+    npz.read(fill(released.big_vision(rows=10)))
   # Without a class token the tenth row is none of it.
   file = fill(released.big_vision(rows=10, cls=False))
   with pytest.raises(ValueError, match='grid'):

@@ -252,12 +252,12 @@ def test_all_fields_of_init_from_act(monkeypatch):
 
   monkeypatch.setattr(formats, 'read', read)
   reads = {'path': 'x', 'step': 3, 'ema': True, 'grid': (3, 5)}
-  reads |= {'trust': ('mine',)}
+  reads |= {'trust': ('mine',), 'prefix': 'teacher.'}
   adapts = {'head': 'keep', 'head_rule': 'norm/.*', 'posemb_resize': 'bilinear'}
   adapts |= {'patch_resize': 'bilinear', 'adapt_channels': True}
   more = {'options': {'scan': True}, 'pooling': Mean()}
   init_from = all_set(InitFrom, **reads, **adapts, **more)
-  expected = reads | {'scan': True, 'values': False}
+  expected = reads | {'scan': True, 'values': False, 'new_head': False}
   model = surgery.read(init_from, values=False).model
   assert calls == [expected] and model.pooling == Mean(class_token=True)
 
@@ -269,7 +269,7 @@ def test_all_fields_of_init_from_act(monkeypatch):
     tree.flatten(surgery.load_into(state, make(**fields), how)[0].params)
     for how in (init_from, dataclasses.replace(init_from, head='reset'))
   )
-  assert calls[-1] == expected | {'values': True}
+  assert calls[-1] == expected | {'values': True, 'new_head': True}
   report = surgery.load_into(state, make(**fields), init_from)[1]
   assert report.count('(bilinear)') == 2
   kernel = weights.params['embedding/kernel'].sum(axis=2, keepdims=True)
