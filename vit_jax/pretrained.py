@@ -63,13 +63,9 @@ def load(
   """
   names = options.keys() & inspect.signature(fit).parameters.keys()
   use = {name: options.pop(name) for name in names}
+  options |= {'use_size': image_size, 'new_head': num_classes is not None}
   weights, changes = fit(
-    formats.read(
-      path,
-      use_size=image_size,
-      new_head=num_classes is not None or use.get('head') == 'reset',
-      **options,
-    ),
+    formats.read(path, **options),
     image_size=image_size,
     num_classes=num_classes,
     **use,

@@ -257,11 +257,11 @@ class _Plan:
         name = stem_of(key)
       elif key not in known and (key in hidden or not takes_any):
         takes = [k for n in known for k in keys_of(n, hints.get(n))] + [*also]
-        parts = [p for p, _ in walk(values) if p.endswith(f'.{key}')]
-        near = suggest(parts[0], parts) if parts else suggest(key, takes)
+        parts = [x for x, _ in walk(values) if x.endswith(f'.{key}')]
+        near = suggest(key, parts or takes)
         self.problems.append(
-          f'{path}: {full_name(fn)} has no argument '
-          f'{key!r}{near}. It takes: {", ".join(takes)}.'
+          f'{path}: {full_name(fn)} has no argument {key!r}{near}. '
+          f'It takes: {", ".join(takes)}.'
         )
         continue
       if name != key and value is None:

@@ -58,17 +58,19 @@ def convert(
     rows: tokens that have rows of a table of positions before those of patches,
       the most likely first.
     heads: {width: number of heads}, if nothing else says it.
-    image_size: int or (H, W) that the file says.
-    use_size: int or (H, W) that the weights will be used with.
+    image_size, use_size: int or (H, W) that the file says, and of later use.
     grid: (rows, columns) of patches that are not a square.
     **given: fields from the user, which come first.
   """
   keys = keys.having(arrays)
   notes: list[str] = []
   params = keys.to_ours(arrays)
-  if {'pos_embedding', 'embedding/kernel'} <= params.keys():
-    params |= _place(params, rows, grid, (image_size, use_size), notes)
-  model = _infer(params, heads or {}, known, given)
+  try:
+    if {'pos_embedding', 'embedding/kernel'} <= params.keys():
+      params |= _place(params, rows, grid, (image_size, use_size), notes)
+    model = _infer(params, heads or {}, known, given)
+  except KeyError as e:
+    raise UserError(f'No model here has such arrays: there is no {e}.') from e
   size = as_pair(image_size or IMAGE_SIZE)
   if 'pos_embedding' in params:
     size = model.embedding.image_size(params['pos_embedding'].shape[1:3])
@@ -100,8 +102,8 @@ def _place(params, rows, grid, sizes, notes):
   fits = [size and cut(as_pair(size)) for size in sizes]
   counts = [table.shape[1] - count for count in tokens]
   gh, gw = grid_of(counts, grid, fits)
-  if gh != gw and not grid and (gh, gw) != fits[0]:
-    notes.append(f'  positions read as a grid of {gh}x{gw}, as image_size says')
+  if not grid and (gh, gw) != fits[0]:
+    notes.append(f'  assumed: positions are of a grid of {gh}x{gw} patches')
   count = table.shape[1] - gh * gw
   found, table = np.split(table, [count], axis=1)
   out = {'pos_embedding': table.reshape(1, gh, gw, -1)}
@@ -133,11 +135,9 @@ def _infer(params, heads, known, given):
     if 'posemb' not in fields:
       raise UserError(
         'The file has no table of positions, and no config.json that says how '
-        'they are computed. For fixed ones, as of MAE, pass posemb=SinCos2d('
-        "endpoint=False) of vit_jax.models.posemb; a tool: --set posemb='{"
-        '"target": "vit_jax.models.posemb.SinCos2d", "endpoint": false}\'; a '
-        'config: --config.init_from.options.posemb.target=... If the model has '
-        'none, pass posemb=None.'
+        'they are computed. If they are fixed, pass posemb=SinCos2d() of '
+        'vit_jax.models.posemb (for MAE, endpoint=False); a tool takes --set '
+        'posemb=\'{"target": "..."}\'. If the model has none, posemb=None.'
       )
     if fields['width'] in heads:
       fields = {'num_heads': heads[fields['width']]} | fields
@@ -153,13 +153,6 @@ def _infer(params, heads, known, given):
 
 def _facts(params):
   """Return (class, fields) of what the parameters show."""
-  try:
-    return _shown(params)
-  except KeyError as e:
-    raise UserError(f'No model here has such arrays: there is no {e}.') from e
-
-
-def _shown(params):
   shape = {path: array.shape for path, array in params.items()}
   head = params.get('head/kernel', params.get('head/cls/kernel'))
   facts = {'num_classes': None if head is None else head.shape[-1]}
@@ -242,14 +235,12 @@ def grid_of(
 ) -> tuple[int, int]:
   """Return the grid of patches whose number is one of `counts`.
 
-  It is `grid`; or else the one of `sizes` that fits. If the first, which the
-  file states, is None, it may be a square, unless a count before it, which is
-  more likely, has any grid.
+  It is `grid`; or else the one of `sizes` that fits; or else, if the first, of
+  the file, is None, a square, unless a count before it has any grid.
   """
-  known: Any = [tuple(grid)] if grid else sizes
-  stated = any(known[:1])
-  found = {x for x in known if x and math.prod(x) in counts}
-  for n in counts if not (stated or found) else ():
+  known: Any = [tuple(grid)] if grid else [x for x in sizes if x]
+  found = {x for x in known if math.prod(x) in counts}
+  for n in () if grid or found or any(sizes[:1]) else counts:
     side = math.isqrt(max(n, 0))
     if n == side**2 > 0:
       found = {(side, side)}
@@ -257,9 +248,8 @@ def grid_of(
       break
   if len(found) == 1:
     return found.pop()
-  seen = f', as {" or as ".join(map(str, sorted(found)))}' if found else ''
-  seen = f', not of {known[0]}' if stated and not found else seen
+  tried = f' (tried {", ".join(map(str, known))})' if known else ''
   raise UserError(
-    f'The file has positions of {" or ".join(map(str, counts))} patches{seen}, '
-    'in an unknown grid. Give grid=(rows, columns) whose product is that.'
+    f'The file has positions of {" or ".join(map(str, counts))} patches, in an '
+    f'unknown grid{tried}. Give grid=(rows, columns) whose product is that.'
   )

@@ -27,10 +27,7 @@ from vit_jax.types import FlatParams, PathLike, UserError
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
 _SHARD = r'[^/\\:]+(?<!\.json)'  # not another index, not in another folder
-_FLOAT8 = {  # which numpy lacks
-  'F8_E4M3': ml_dtypes.float8_e4m3fn,
-  'F8_E5M2': ml_dtypes.float8_e5m2,
-}
+_FLOAT8 = {'F8_E4M3': 'float8_e4m3fn', 'F8_E5M2': 'float8_e5m2'}
 PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
 PICKLE = (
   'It is a pickle (torch.save writes them as .pth, .pt and .bin), which can '
@@ -100,17 +97,16 @@ def _npz(path, values):
 
 
 def _safetensors(path, values):
+  raw: dict[str, Any] = {}
   with safetensors.safe_open(path, framework='np') as file:
-    slices: Any = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-    small, raw = {n for n, x in slices.items() if x.get_dtype() in _FLOAT8}, {}
-    if values and small:
-      raw = dict(safetensors.deserialize(path.read_bytes()))
-    for name, part in slices.items():
+    for name in file.keys():  # noqa: SIM118
+      shape, dtype = (x := file.get_slice(name)).get_shape(), x.get_dtype()
       if not values:
-        yield name, _blank(part.get_shape())
-      elif name in small:
-        array = np.frombuffer(raw[name]['data'], _FLOAT8[part.get_dtype()])
-        yield name, array.reshape(part.get_shape()).astype(np.float32)
+        yield name, _blank(shape)
+      elif dtype in _FLOAT8:  # numpy has no such numbers
+        raw = raw or dict(safetensors.deserialize(path.read_bytes()))
+        array = np.frombuffer(raw[name]['data'], _FLOAT8[dtype])
+        yield name, array.astype(np.float32).reshape(shape)
       else:
         yield name, _float32(file.get_tensor(name))
 

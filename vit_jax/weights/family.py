@@ -21,7 +21,6 @@ from vit_jax.weights.keymap import KeyMap
 
 Config = Mapping[str, Any]
 _STEM = 'embedding/kernel', 'resnet/root/conv/kernel'
-# A head of a name that a key map does not know.
 _HEAD = r'((\w+_)?heads?|classifier|fc|linear)\..*'
 
 
@@ -86,17 +85,15 @@ def recognise(families: Sequence[Family], names: Iterable[str]) -> bool:
   return any(family.recognises(names) for family in families)
 
 
-def prefixes(families: Sequence[Family], names: Iterable[str]) -> set[str]:
-  """Return what stands before all names of a model, for each in a file."""
-  found, names = set(), list(names)
+def prefixes(families: Sequence[Family], names: Sequence[str]) -> set[str]:
+  """Return what stands before the names of each model in a file."""
+  found: set[str] = set()
   for family in families:
-    for stem in [x.theirs for x in family.keys.keys if x.ours in _STEM]:
-      for name in [name for name in names if name.endswith(stem)]:
-        start = name.removesuffix(stem)
-        start = re.sub(rf'(?<![^./])({family.prefix})$', '', start)
-        own = [x.removeprefix(start) for x in names if x.startswith(start)]
-        if re.fullmatch(r'(.*[./])?', start) and family.recognises(own):
-          found.add(start)
+    stems = [x.theirs for x in family.keys.keys if x.ours in _STEM]
+    end = re.compile(f'(?<![^./])({family.prefix})?({"|".join(stems)})$')
+    for start in {end.sub('', x) for x in names if x.endswith((*stems,))}:
+      own = [x.removeprefix(start) for x in names if x.startswith(start)]
+      found |= {start} if family.recognises(own) else set()
   return found
 
 
@@ -129,27 +126,18 @@ def read(
   unused = {k for k in arrays if re.fullmatch(family.unused, k)}
   used = {family.bare(k): x for k, x in arrays.items() if k not in unused}
   arrays = family.prepare(used, config)
-  heads = [k for k in arrays if re.fullmatch(_HEAD, k)]
-  heads = [k for k in heads if not family.keys.to_ours({k: arrays[k]})]
-  if heads and not new_head:
-    raise UserError(
-      f'The file has a head of an unknown name: {", ".join(heads[:4])}. To '
-      'leave it out, give num_classes=N for a new head, or 0; in a tool, --set '
-      'new_head=true. Fine-tuning does, unless init_from.head is keep.'
-    )
-  unused |= {*heads}
-  arrays = {k: x for k, x in arrays.items() if k not in heads}
+  if new_head:
+    heads = {k for k in arrays if re.fullmatch(_HEAD, k)}
+    unused |= {k for k in heads if not family.keys.to_ours({k: arrays[k]})}
+    arrays = {k: x for k, x in arrays.items() if k not in unused}
   known = {**family.fields, **family.configure(config, arrays)}
-  rows = family.rows
-  if 'no_embed_class' in config:  # timm: whether tokens have no rows
-    rows = rows[-1:] if config['no_embed_class'] else rows[:1]
   if family.posemb_resize.endswith('_square'):  # RADIO has a larger table
     given |= {'use_size': given.get('image_size'), 'image_size': None}
   weights = convert(
     arrays,
     family.keys,
     known=known,
-    rows=rows,
+    rows=family.rows,
     heads=family.heads if name else {},
     **given,
   )

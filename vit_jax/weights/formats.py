@@ -51,7 +51,6 @@ _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
 _OBJECTS = ('model', 'preprocess', 'transforms')
 _USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation')
 _WEB = ('http://', 'https://')
-_NOT_FIELDS = ('image_size', 'use_size', 'new_head')
 # Parts that PyTorch's wrappers put into names, and DINOv2's chunks of layers.
 _WRAPPER = r'(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
 _CHUNK = r'(?<=\bblocks\.)\d+\.(?=\d+\.)'
@@ -84,16 +83,14 @@ def read(
     values: False: params are empty. Of a workdir only model.json is read; of a
       file names, shapes and types.
     **options: for what a file does not contain: grid=(rows, columns) of a
-      position table that is not a square; image_size; use_size, which the
-      weights will be used with, and which decides between grids; prefix of the
-      names, if a file has several models, such as 'teacher.'; new_head=True to
-      leave out a head of an unknown name; and fields of the model as in
+      position table that is not a square; image_size; use_size, of images
+      later, which decides between grids; prefix='teacher.' of names; new_head=
+      True to leave out a head of unknown name; and fields of the model as in
       `bundle.replace`, such as num_heads, 'block.mlp' or dtype.
 
   Raises:
     ValueError: there is nothing; the format is unknown; the file is a pickle;
-      arrays are missing, unexpected or of another shape (lists all), or not
-      finite.
+      arrays are missing, unexpected or of another shape (lists all).
   """
   for name in ('grid', 'image_size', 'use_size', 'prefix'):
     if options.get(name, '') is None:
@@ -105,7 +102,8 @@ def read(
     if directory is not None:
       weights = _described(workdirs.description(directory), trust, options)
       if values:
-        weights.params = _fitting(_params_of(directory, ema), weights)
+        params, _ = checkpoint.load_params(directory, ema=ema)
+        weights.params = _fitting(params, weights)
       weights.step = int(directory.name)
     else:
       weights = _read_file(source, trust, options, values)
@@ -115,13 +113,9 @@ def read(
         f'The weights are for images of {size[0]}x{size[1]}. Leave image_size '
         'out; `pretrained.load` adapts weights.'
       )
-    if bad := [
-      k for k, x in weights.params.items() if not np.isfinite(x).all()
-    ]:
-      raise UserError(
-        f'{len(bad)} of the arrays have NaN or infinite values, such as '
-        f'{bad[0]}. Use another copy of the file, or an earlier checkpoint.'
-      )
+    bad = [k for k, x in weights.params.items() if not np.isfinite(x).all()]
+    if bad:
+      raise UserError(f'{bad[0]} has NaN or infinite values. Use another file.')
   except UserError as error:
     if str(path) in str(error):
       raise
@@ -155,29 +149,14 @@ def _locate(path, step):
     known = [name] if name in known else known
   if len(known) == 1:
     return None, f'{path}/{known[0]}'
-  if known:
-    raise UserError(
-      f'{path} has several: {", ".join(known)}. Name one. The parts '
-      f'of a model need their {_SAFETENSORS}.index.json.'
-    )
-  if pickles:
-    raise UserError(f'{path} has {", ".join(pickles)}. {array_files.PICKLE}.')
-  return checkpoint.find(path, step), None
-
-
-def _params_of(directory, ema):
-  """Return {path: parameter} of a checkpoint."""
-  try:
-    return checkpoint.load_params(directory, ema=ema)[0]
-  except UserError as e:
-    others = {*workdirs.steps(directory.parent)} - {int(directory.name)}
-    text = f'{directory} is not whole: {e}'
-    if others:
-      text += (
-        f' The run has the steps {sorted(others)}, too: --step=N (a tool), '
-        '--config.init_from.step=N, step=N (Python).'
-      )
-    raise UserError(text) from e
+  if known or pickles:
+    hint = 'Name one of them' if known else array_files.PICKLE
+    raise UserError(f'{path} has {", ".join(known or pickles)}. {hint}.')
+  directory = checkpoint.find(path, step)
+  if not (directory / 'params').exists():
+    steps = workdirs.steps(directory.parent)
+    raise UserError(f'{directory} is not whole. Use --step=N, one of {steps}.')
+  return directory, None
 
 
 def _read_file(source, trust, options, values):
@@ -199,9 +178,7 @@ def _read_file(source, trust, options, values):
       if name == 'hf' and settings is not None:
         more = _sibling(source, 'preprocessor_config.json')
         settings |= {'preprocessor_config': more}
-      weights = _interpret(reader, arrays, settings, options)
-      weights.notes[:0] = notes
-      return weights
+      return _interpret(reader, arrays, settings, options, notes)
   raise UserError(
     f'The file has the arrays {", ".join(sorted(arrays)[:8])}, .... This is '
     f'none of the known formats: {", ".join(FORMATS)}, big_vision.'
@@ -209,40 +186,29 @@ def _read_file(source, trust, options, values):
 
 
 def _unwrapped(arrays, prefix):
-  """Return ({name as a format has it: array}, notes) of one model of a file.
-
-  Wrappers and whole training states put a prefix before the names.
-  """
+  """Return ({name: array}, notes) without the prefix of wrappers."""
   names = {k: re.sub(_CHUNK, '', re.sub(_WRAPPER, '', k)) for k in arrays}
-  if len({*names.values()}) < len(names):  # layers counted in each chunk
-    names = {name: name for name in arrays}
   families = [family for x in _READERS.values() for family in x.FAMILIES]
-  known = sorted(family.prefixes(families, names.values()))
+  known = sorted(family.prefixes(families, [*names.values()]))
   found = [x for x in known if x.startswith(prefix or '')]
   # Of a prefix within another one, the shorter has all of the model.
   found = [x for i, x in enumerate(found) if not x.startswith(tuple(found[:i]))]
   if len(found) > 1 or (prefix and not found):
     raise UserError(
-      f'prefix={prefix!r} of the names: the file has models below '
-      f'{", ".join(map(repr, known)) or "none"}. Give one as prefix=, '
-      '--config.init_from.prefix=, or --set prefix= of a tool.'
+      f'prefix={prefix!r}: the file has models below the names {known}. Choose '
+      'by prefix=, --config.init_from.prefix=, or in a tool --set prefix='
     )
-  start = found[0] if found else ''
-  taken = {k: x for k, x in names.items() if x.startswith(start)}
-  notes = [
-    f'  {k} and others read as {x.removeprefix(start)}'
-    for k, x in taken.items()
-    if k != x.removeprefix(start)
-  ][:1]
-  if spare := sorted(names.keys() - taken.keys()):
-    notes.append(f'  {len(spare)} other arrays left out, such as {spare[0]}')
-  return {x.removeprefix(start): arrays[k] for k, x in taken.items()}, notes
+  start = ''.join(found)
+  used = {k: x[len(start) :] for k, x in names.items() if x.startswith(start)}
+  notes = [f'  {k}, ... read as {x}' for k, x in used.items() if k != x][:1]
+  if spare := names.keys() - used.keys():
+    notes.append(f'  {len(spare)} other arrays left out, such as {min(spare)}')
+  return {x: arrays[k] for k, x in used.items()}, notes
 
 
-def _interpret(reader, arrays, settings, options):
+def _interpret(reader, arrays, settings, options, notes):
   """Return Weights of a file; say what is unknown without config.json."""
   is_bare = settings is None and reader in (timm, huggingface)
-  assumed = []
   try:
     weights = reader.read(arrays, settings, **options)
   except Exception as e:  # values in config.json may have any type
@@ -250,24 +216,13 @@ def _interpret(reader, arrays, settings, options):
     text = str(e) if isinstance(e, UserError) else text
     hint = "\nPut the model's config.json next to the file." * is_bare
     raise UserError(f'{text}{hint}') from e
-  height, width, _ = weights.image_shape
+  weights.notes[:0] = notes
   if is_bare and (block := getattr(weights.model, 'block', None)):
-    assumed = [
-      'norms before attention and MLP',
-      *(f'{block.mlp}', f'norm_eps={block.norm_eps}'),
-      *(f'{weights.model.posemb}', f'{weights.model.pooling}'),
-      f'images resized to {height}x{width}, with mean and std 0.5',
-    ]
-  if (
-    settings is None
-    and 'pos_embedding' in weights.params
-    and not {'grid', 'image_size'} & options.keys()
-  ):
-    gh, gw = weights.model.embedding.grid((height, width))
-    assumed.append(f'positions of {gh}x{gw} patches')
-  if assumed:
-    text = '  assumed without a config.json: '
-    weights.notes.append(text + ', '.join(assumed))
+    weights.notes.append(
+      '  assumed without a config.json: images with mean and std 0.5, norms '
+      f'before attention and MLP, {block.mlp}, norm_eps={block.norm_eps}, '
+      f'{weights.model.posemb}, {weights.model.pooling}'
+    )
   return weights
 
 
@@ -280,7 +235,8 @@ def _sibling(path, name):
 
 def _described(content, trust, options):
   """Return Weights without parameters from model.json or NAME.json."""
-  given = {k: x for k, x in options.items() if k not in _NOT_FIELDS}
+  hints = {'image_size', 'use_size', 'new_head'}
+  given = {k: options[k] for k in options.keys() - hints}
   hints, found = hints_of(Weights), {}
   for name in _USE:
     value = content.get(name)

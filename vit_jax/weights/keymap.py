@@ -142,10 +142,7 @@ class KeyMap:
       if key is None:
         continue
       if array.dtype.kind in 'biu':
-        raise UserError(
-          f'{name} has {array.dtype} numbers, as quantized weights have. Save '
-          'floats: dequantize the model first.'
-        )
+        raise UserError(f'{name} has {array.dtype} numbers: dequantize them.')
       paths, axis = key.paths, _AXES.get(key.kind, 0)
       if key.kind in ('table', 'rows'):
         parts, paths = [array], paths[-1:]
@@ -203,7 +200,8 @@ class KeyMap:
     if lines:
       lines[40:] = [f'and {len(lines) - 40} more'] if len(lines) > 40 else []
       head = (
-        'The arrays are not those of one model. In the file (-), needed (+):'
+        'The arrays are not those of one model; num_classes=N (a tool: --set '
+        'new_head=true) leaves out a head. In the file (-), needed (+):'
       )
       raise UserError('\n'.join([head, *lines]))
     return {
