@@ -2,15 +2,18 @@
 
 import json
 import pathlib
+import re
 import sys
 
 import numpy as np
 import pytest
+from small import equal
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 sys.path.insert(0, str(GOLDEN))
 import family_cases  # noqa: E402
 
+from vit_jax import pretrained  # noqa: E402
 from vit_jax.models.layers import Normalize  # noqa: E402
 from vit_jax.types import UserError  # noqa: E402
 from vit_jax.weights import array_files, formats, original, timm  # noqa: E402
@@ -54,9 +57,10 @@ def test_what_authors_publish_is_written_as_timm_has_it():
   family_cases.check(about, recorded, arrays)
 
 
-def released(name, folder):
+def released(name, folder, rename=str, more=()):
   """Write the seeded arrays of a recorded family; return its config."""
   _, about, arrays = load(name)
+  arrays = {rename(k): x for k, x in arrays.items()} | dict(more)
   array_files.write(folder / 'model.safetensors', arrays)
   return about['config']
 
@@ -90,7 +94,8 @@ def test_without_a_config_the_error_and_the_notes_say_so(tmp_path):
   options = {'num_heads': 3, 'grid': (3, 4)}
   weights = formats.read(tmp_path, **options)
   (note,) = weights.notes
-  assert 'assumed' in note and 'norms before attention and MLP' in note
+  for text in ('assumed', 'norms before attention', 'std 0.5', 'Mean(class'):
+    assert text in note
   assert not weights.model.block.post_norm
   (tmp_path / 'config.json').write_text(json.dumps(config))
   weights = formats.read(tmp_path)
@@ -98,3 +103,59 @@ def test_without_a_config_the_error_and_the_notes_say_so(tmp_path):
   (tmp_path / 'config.json').write_text('[' * 100_000)
   with pytest.raises(UserError, match='cannot be read as JSON'):
     formats.read(tmp_path)
+
+
+BARE = {'num_heads': 3, 'grid': (3, 4)}
+PREFIXES = 'module. _orig_mod. module._orig_mod. model.backbone. 0. timm_model.'
+LAYERS = r'\1.\1. 0.\1. \1._orig_mod.'
+
+
+@pytest.mark.parametrize('new', (PREFIXES + ' ' + LAYERS).split())
+@pytest.mark.parametrize('name', ['timm_token', 'hf_vit'])
+def test_names_of_wrappers_and_chunks_are_found(name, new, tmp_path):
+  at = '^' if new in PREFIXES else r'(?<=blocks\.)(.)\.'
+  released(name, tmp_path, lambda x: re.sub(at, new, x))
+  weights = formats.read(tmp_path, **BARE)
+  released(name, tmp_path)
+  assert equal(weights.params, formats.read(tmp_path, **BARE).params)
+  assert at != '^' or re.search(rf'  {new}.* read as', weights.notes[0])
+
+
+def test_names_of_all_families_are_found_below_a_prefix():
+  for path in GOLDEN.glob('families/*.npz'):
+    names = json.loads(str(np.load(path)['about']))['shapes']
+    found, _ = formats._unwrapped({f'a.net.{x}': x for x in names}, None)
+    assert found == dict(zip(names, names)), path
+
+
+def test_of_several_models_one_is_chosen(tmp_path):
+  more = {f'student.{k}': 0 * x for k, x in load('timm_token')[2].items()}
+  released('timm_token', tmp_path, 'teacher.backbone.{}'.format, more)
+  for prefix in None, 'ema.':
+    with pytest.raises(UserError, match=r"'student\.', 'teacher\.backbone\.'"):
+      formats.read(tmp_path, prefix=prefix, **BARE)
+  weights = formats.read(tmp_path, prefix='teacher.', **BARE)
+  assert weights.params['cls'].any()
+  assert f'{len(more)} other arrays left out' in weights.notes[1]
+
+
+@pytest.mark.parametrize('name', ['head.fc.', 'classifier.0.', 'fc.'])
+def test_a_head_of_unknown_name_is_left_out_for_a_new_one(name, tmp_path):
+  released('timm_token', tmp_path, lambda x: re.sub(r'^head\.', name, x))
+  with pytest.raises(UserError, match=rf'num_classes=N(?s:.*){name}weight'):
+    formats.read(tmp_path, **BARE)
+  how = BARE | {'num_classes': 7, 'report': (said := []).append}
+  assert pretrained.load(tmp_path, **how)[0].num_classes == 7
+  assert '2 arrays left out' in said[0]
+
+
+def test_values_that_are_not_weights_are_refused(tmp_path):
+  name = 'blocks.0.mlp.fc1.weight'
+  array = load('timm_token')[2][name]
+  for value, said in (
+    (array * np.nan, 'block_0/mlp/fc1/kernel has NaN'),
+    (array.astype(np.int8), f'{name} has int8 numbers'),
+  ):
+    released('timm_token', tmp_path, more={name: value})
+    with pytest.raises(UserError, match=f'^{tmp_path}: {said}'):
+      formats.read(tmp_path, **BARE)

@@ -6,7 +6,6 @@ The goldens were recorded by golden/record_timm_formats.py and record_hf.py.
 import dataclasses
 import json
 import pathlib
-import re
 import sys
 
 import jax
@@ -15,22 +14,13 @@ import pytest
 from PIL import Image
 from small import equal, logits
 
-from vit_jax import pretrained, tree
+from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.layers import Gelu, Head, Normalize, PatchEmbedding
 from vit_jax.models.pooling import DistillationToken, Map, Mean
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.types import UserError
-from vit_jax.weights import (
-  array_files,
-  bundle,
-  formats,
-  huggingface,
-  image_configs,
-  surgery,
-  timm,
-)
+from vit_jax.weights import bundle, huggingface, image_configs, timm
 from vit_jax.weights.families import timm_vit
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
@@ -339,101 +329,6 @@ def test_other_forms_of_the_same_arrays():
   assert weights.model.block.biases == ('out', 'mlp')
   same = read('timm', 'token', file | zero)
   np.testing.assert_allclose(logits(weights), logits(same), atol=1e-5)
-
-
-BARE = {'timm': 'token', 'hf': 'classifier'}
-
-
-def unwrap(format, folder, rename=str, more=(), **options):
-  """Return Weights of a bare file whose arrays have other names."""
-  arrays = {rename(k): x for k, x in fill(format, BARE[format]).items()}
-  array_files.write(folder / 'model.safetensors', arrays | dict(more))
-  options = {'num_heads': 3, 'grid': (3, 4)} | options
-  return formats.read(folder, **options)
-
-
-@pytest.mark.parametrize(
-  'prefix',
-  [
-    *('module.', 'model.', '_orig_mod.', 'module._orig_mod.', 'backbone.'),
-    *('_orig_mod.module.', 'model.backbone.', 'encoder.', 'student.', '0.'),
-    *('teacher.backbone.', 'ema_model.module.', 'visual.trunk.', 'a.vit.'),
-    *('timm_model.', 'base_model.model.', 'encoder.module.', 'x.patch_embed.'),
-  ],
-)
-@pytest.mark.parametrize('format', BARE)
-def test_names_of_wrappers_are_found(format, prefix, tmp_path):
-  weights = unwrap(format, tmp_path, lambda name: prefix + name)
-  assert equal(weights.params, read(format, BARE[format]).params)
-  assert prefix in weights.notes[0] and 'read as' in weights.notes[0]
-
-
-@pytest.mark.parametrize(
-  'new', [r'blocks.\1.\1.', r'blocks.\1._orig_mod.', r'blocks.0.\1.']
-)
-def test_names_within_layers(new, tmp_path):
-  weights = unwrap('timm', tmp_path, lambda x: re.sub(r'^blocks.(.)\.', new, x))
-  assert equal(weights.params, read('timm', 'token').params)
-
-
-def test_of_several_models_one_is_chosen(tmp_path):
-  file = fill('timm', 'token')
-  more = {f'student.{k}': 0 * x for k, x in file.items()}
-  more['teacher.dino_head.weight'] = np.ones((2, 2), np.float32)
-
-  def load(**options):
-    name = 'teacher.backbone.{}'.format
-    return unwrap('timm', tmp_path, name, more, **options)
-
-  for options in {}, {'prefix': 'ema.'}:
-    with pytest.raises(UserError, match=r"'student\.', 'teacher\.backbone\.'"):
-      load(**options)
-  weights = load(prefix='teacher.')
-  assert equal(weights.params, read('timm', 'token').params)
-  assert f'{len(more)} other arrays left out' in weights.notes[1]
-  assert not load(prefix='student').params['cls'].any()
-
-
-@pytest.mark.parametrize(
-  'name', ['head.fc.', 'classifier.0.', 'fc.', 'heads.x.']
-)
-def test_a_head_of_an_unknown_name_is_left_out_for_a_new_one(name, tmp_path):
-  def rename(x):
-    return re.sub(r'^head\.', name, x)
-
-  with pytest.raises(UserError, match=f'{name}weight.*num_classes=N'):
-    unwrap('timm', tmp_path, rename)
-  weights = unwrap('timm', tmp_path, rename, new_head=True)
-  assert weights.model.num_classes is None
-  assert '2 arrays left out' in str(weights.notes)
-  how = {'num_heads': 3, 'grid': (3, 4), 'report': None}
-  assert pretrained.load(tmp_path, num_classes=7, **how)[0].num_classes == 7
-  how = surgery.InitFrom(tmp_path, options={'num_heads': 3}, grid=(3, 4))
-  assert surgery.read(how, values=False).model.num_classes is None
-
-
-@pytest.mark.parametrize(
-  'value, said',
-  [
-    (np.float32('nan'), 'NaN.*block_0/mlp/fc1/kernel'),
-    (np.float32('inf'), 'infinite'),
-    (np.int8(3), 'blocks.0.mlp.fc1.weight has int8 numbers'),
-    (np.True_, 'bool'),
-  ],
-)
-def test_values_that_are_not_weights_are_refused(value, said, tmp_path):
-  name = 'blocks.0.mlp.fc1.weight'
-  array = np.full_like(fill('timm', 'token')[name], value, value.dtype)
-  with pytest.raises(UserError, match=f'^{tmp_path}: (?s:.*){said}'):
-    unwrap('timm', tmp_path, more={name: array})
-
-
-def test_all_that_is_assumed_is_named(tmp_path):
-  arrays = fill('timm', 'token')
-  table = arrays['pos_embed'].repeat(2, 1)[:, :17]
-  (note,) = unwrap('timm', tmp_path, more={'pos_embed': table}, grid=None).notes
-  for text in 'ClassToken', 'mean and std 0.5', 'positions of 4x4 patches':
-    assert text in note
 
 
 def test_use_of_timm_travels():

@@ -154,7 +154,7 @@ def _locate(path, step):
     raise UserError(f'{path} has {", ".join(known or pickles)}. {hint}.')
   directory = checkpoint.find(path, step)
   if not (directory / 'params').exists():
-    steps = workdirs.steps(directory.parent)
+    steps = [*{*workdirs.steps(directory.parent)} - {int(directory.name)}]
     raise UserError(f'{directory} is not whole. Use --step=N, one of {steps}.')
   return directory, None
 
@@ -191,7 +191,7 @@ def _unwrapped(arrays, prefix):
   families = [family for x in _READERS.values() for family in x.FAMILIES]
   known = sorted(family.prefixes(families, [*names.values()]))
   found = [x for x in known if x.startswith(prefix or '')]
-  # Of a prefix within another one, the shorter has all of the model.
+  # Of a prefix and a longer one, the first has the whole model.
   found = [x for i, x in enumerate(found) if not x.startswith(tuple(found[:i]))]
   if len(found) > 1 or (prefix and not found):
     raise UserError(
