@@ -17,11 +17,10 @@ from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.architecture import convert
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.keymap import KeyMap
+from vit_jax.weights.keymap import HEAD, KeyMap
 
 Config = Mapping[str, Any]
 _STEM = 'embedding/kernel', 'resnet/root/conv/kernel'
-_HEAD = r'((\w+_)?heads?|classifier|fc|linear)\..*'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +126,7 @@ def read(
   used = {family.bare(k): x for k, x in arrays.items() if k not in unused}
   arrays = family.prepare(used, config)
   if new_head:
-    heads = {k for k in arrays if re.fullmatch(_HEAD, k)}
+    heads = {k for k in arrays if re.fullmatch(HEAD, k)}
     unused |= {k for k in heads if not family.keys.to_ours({k: arrays[k]})}
     arrays = {k: x for k, x in arrays.items() if k not in unused}
   known = {**family.fields, **family.configure(config, arrays)}

@@ -27,6 +27,8 @@ import numpy as np
 from vit_jax import tree
 from vit_jax.types import FlatParams, UserError
 
+HEAD = r'((\w+_)?heads?|classifier|fc|linear)\..*'  # under any name
+
 
 def _same(array):
   return array
@@ -200,9 +202,10 @@ class KeyMap:
     if lines:
       lines[40:] = [f'and {len(lines) - 40} more'] if len(lines) > 40 else []
       head = (
-        'The arrays are not those of one model; num_classes=N (a tool: --set '
-        'new_head=true) leaves out a head. In the file (-), needed (+):'
+        'The arrays are not those of one model. In the file (-), needed (+):'
       )
+      if any(re.match(f'- {HEAD}', line) for line in lines):
+        lines.append('num_classes=N (tools: --set new_head=true) omits a head.')
       raise UserError('\n'.join([head, *lines]))
     return {
       path: np.asarray(params[path], np.float32).reshape(x.shape)
