@@ -116,7 +116,8 @@ def test_who_imports_which_package():
   assert folders('flax') <= {'vit_jax.models', 'vit_jax.science'}
   assert not {n for n in importers('jax') if n.startswith('vit_jax.data.')}
   assert folders('grain') == {'vit_jax.data', 'vit_jax.tools'}
-  assert folders('cv2') == {'vit_jax.data', 'vit_jax.data.embedded'}
+  # Another import could come before opencv.py has set the number of threads.
+  assert importers('cv2') == {'vit_jax.data.opencv'}
   tfds = folders('tensorflow_datasets')
   assert tfds <= {'vit_jax.data', 'vit_jax.tools'}
   assert importers('orbax') == {'vit_jax.runs.checkpoint'}

@@ -1,7 +1,10 @@
 """Decoding against Pillow's, kind by kind, and parts against whole images."""
 
+import concurrent.futures
 import contextlib
 import io
+import sys
+import time
 import zlib
 
 import numpy as np
@@ -143,6 +146,21 @@ def test_cmyk_jpeg():
   cmyk = Image.fromarray(picture()).convert('CMYK')
   image = images.decode(encode(cmyk, 'JPEG', quality=95))
   assert np.abs(image.astype(int) - picture()).mean() < 6
+
+
+def test_threads_of_opencv_are_set_once_before_any_thread_uses_it(monkeypatch):
+  set_to, cv2 = [], images.opencv()
+
+  def slow(number):
+    time.sleep(0.05)
+    set_to.append(number)
+
+  monkeypatch.setattr(cv2, 'setNumThreads', slow)
+  monkeypatch.delitem(sys.modules, 'vit_jax.data.opencv', raising=False)
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    futures = [pool.submit(images.opencv) for _ in range(4)]
+    seen = [(x.result(), list(set_to)) for x in futures]
+  assert seen == [(cv2, [0])] * 4
 
 
 # Errors.

@@ -39,12 +39,10 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
   return height, width
 
 
-@functools.cache
 def opencv() -> Any:
-  """Return the module cv2 without its own threads: images are the tasks."""
-  import cv2
+  """Return the module cv2, see opencv.py."""
+  from vit_jax.data.opencv import cv2
 
-  cv2.setNumThreads(0)
   return cv2
 
 

@@ -16,10 +16,10 @@ import pathlib
 import threading
 from typing import Annotated, Any
 
-import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from vit_jax.data.opencv import cv2
 from vit_jax.types import Count, Expect, Seed
 
 FACES = (
