@@ -14,6 +14,8 @@ import tensorflow_datasets as tfds
 from vit_jax.data import tables
 from vit_jax.data.folder import Folder
 from vit_jax.data.hugging_face import HuggingFace
+from vit_jax.data.images import UnreadableError
+from vit_jax.data.pipeline import Data
 from vit_jax.data.sources import open_source
 from vit_jax.data.tfds import Tfds
 from vit_jax.data.views import Slice, fingerprint
@@ -224,6 +226,16 @@ def test_arguments_reach_the_package(monkeypatch):
     (('parquet',), files[0]),
     (('webdataset',), files[1]),
   ]
+
+
+def test_an_example_without_an_image_is_unreadable(monkeypatch):
+  data = table(FILES).add_item({'image': None, 'label': 0})
+  monkeypatch.setattr(datasets, 'load_dataset', lambda *a, **k: data)
+  source = HuggingFace('/x/0.tar')
+  batches = Data(source, 13, on_error='skip').eval_batches()
+  assert next(iter(batches))['mask'].tolist() == [True] * 12 + [False]
+  with pytest.raises(UnreadableError, match=r"\[12\].*'image' is empty"):
+    next(iter(Data(source, 13).eval_batches()))
 
 
 @pytest.mark.parametrize(

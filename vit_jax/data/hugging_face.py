@@ -94,7 +94,9 @@ class HuggingFace:
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label = self._image(index), self._labels[index]
     if isinstance(image, Mapping):
-      image = image['bytes'] or self._read(image['path'])
+      image = image['bytes'] or (image['path'] and self._read(image['path']))
+    if image is None:
+      raise UserError(f'The column {self._key!r} is empty.')
     return {'image': image, 'label': label if label.ndim else int(label)}
 
   def labels(self) -> np.ndarray:
