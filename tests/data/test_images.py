@@ -1,10 +1,7 @@
 """Decoding against Pillow's, kind by kind, and parts against whole images."""
 
-import concurrent.futures
 import contextlib
 import io
-import sys
-import time
 import zlib
 
 import numpy as np
@@ -12,7 +9,7 @@ import pytest
 from PIL import Image
 from tiny import encode
 
-from vit_jax.data import images
+from vit_jax.data import images, pipeline
 
 
 def picture(height=24, width=40):
@@ -96,10 +93,34 @@ def test_exif_orientation(kind, orientation):
   assert np.abs(as_stored - stored).mean() < 6
 
 
-def test_orientation_of_a_transparent_png():
-  stored = Image.fromarray(np.rot90(picture(), 1)).convert('RGBA')
-  data = encode(stored, 'PNG', exif=exif(6))
-  np.testing.assert_array_equal(images.decode(data), picture())
+def chunk(kind, data, damage=0):
+  size, crc = len(data), zlib.crc32(kind + data) ^ damage
+  return size.to_bytes(4, 'big') + kind + data + crc.to_bytes(4, 'big')
+
+
+PACKED = zlib.compress(bytes(1_100_000))  # more than Pillow's own limit
+ODD = chunk(b'zTXt', b'x\0\0' + PACKED) + chunk(b'iCCP', b'x\0\0' + PACKED)
+ODD += chunk(b'tEXt', b'Comment\0wrong checksum', damage=1)
+RAW = zlib.compress(f'\nexif\n0\n{exif(6).tobytes().hex()}'.encode())
+XMP = b'<x tiff:Orientation="6"/>'
+TAGS = [
+  (b'zTXt', b'Raw profile type exif\0\0' + RAW),
+  (b'iTXt', b'XML:com.adobe.xmp' + bytes(5) + XMP),
+  (b'eXIf', exif(6).tobytes()[6:]),
+]
+
+
+@pytest.mark.parametrize('at', [33, -12])  # before, behind the pixels
+@pytest.mark.parametrize('channels', [3, 4])  # by OpenCV, by Pillow
+def test_odd_chunks_of_a_png_and_places_of_its_orientation(channels, at):
+  stored = np.insert(np.rot90(picture(), 1), 3, 255, -1)
+  data = encode(stored[..., :channels])
+  data = data[:33] + ODD + data[33:]
+  for tag in TAGS:
+    image = images.decode(data[:at] + chunk(*tag) + data[at:])
+    np.testing.assert_array_equal(image, picture())
+  data = encode(stored[..., :3], 'JPEG', xmp=XMP)
+  assert images.Encoded(data).shape == (24, 40, 3)
 
 
 def test_a_damaged_exif_segment_is_ignored():
@@ -121,6 +142,19 @@ def test_alpha_is_composited_on_white(kind, mode):
   expected = opaque * share + 255 * (1 - share)
   assert image.shape == (24, 40, 3)
   assert np.abs(image - expected).max() <= 1
+
+
+def test_a_bmp_whose_fourth_byte_is_not_used_has_its_colours():
+  bgra = np.insert(picture()[..., ::-1], 3, 0, -1)
+  data = images.opencv().imencode('.bmp', bgra)[1].tobytes()
+  np.testing.assert_array_equal(images.decode(data), picture())
+
+
+@pytest.mark.parametrize('kind', ['float32', 'int32', 'int16'])
+def test_levels_of_an_unknown_range_are_an_error(kind):
+  data = encode(Image.fromarray(np.ones((4, 5), kind)), 'TIFF')
+  with pytest.raises(images.UnreadableError, match='uint8 or uint16'):
+    images.decode(data)
 
 
 @pytest.mark.parametrize('transparent', [False, True])
@@ -146,21 +180,6 @@ def test_cmyk_jpeg():
   cmyk = Image.fromarray(picture()).convert('CMYK')
   image = images.decode(encode(cmyk, 'JPEG', quality=95))
   assert np.abs(image.astype(int) - picture()).mean() < 6
-
-
-def test_threads_of_opencv_are_set_once_before_any_thread_uses_it(monkeypatch):
-  set_to, cv2 = [], images.opencv()
-
-  def slow(number):
-    time.sleep(0.05)
-    set_to.append(number)
-
-  monkeypatch.setattr(cv2, 'setNumThreads', slow)
-  monkeypatch.delitem(sys.modules, 'vit_jax.data.opencv', raising=False)
-  with concurrent.futures.ThreadPoolExecutor(4) as pool:
-    futures = [pool.submit(images.opencv) for _ in range(4)]
-    seen = [(x.result(), list(set_to)) for x in futures]
-  assert seen == [(cv2, [0])] * 4
 
 
 # Errors.
@@ -303,6 +322,41 @@ def test_parts_of_other_kinds(kind):
 def test_parts_without_the_extension_are_the_same(monkeypatch):
   monkeypatch.setattr(images, 'decode_part', None)
   check_parts(jpeg())
+
+
+EXTENSION = pytest.mark.parametrize('extension', [images.decode_part, None])
+
+
+@EXTENSION
+@pytest.mark.parametrize('kind', [*KINDS, 'CMYK'])
+def test_damage_below_a_part_is_an_error(kind, extension, monkeypatch):
+  if not extension and kind in ('progressive', 'restart markers'):
+    return  # not all of it is found
+  monkeypatch.setattr(images, 'decode_part', extension)
+  cmyk = encode(Image.fromarray(noisy()).convert('CMYK'), 'JPEG')
+  data = jpeg(**KINDS[kind]) if kind in KINDS else cmyk
+  half, hole = data[: len(data) // 2], data[len(data) * 6 // 10 :]
+  for damaged in half + b'\xff\xd9', half + hole, half + data, data[:-2]:
+    for height in HEIGHT, 5:
+      with pytest.raises(images.UnreadableError):
+        images.Encoded(damaged).part((0, 0, height, WIDTH))
+
+
+@EXTENSION
+def test_bytes_without_a_code_do_no_harm(extension, monkeypatch, caplog):
+  monkeypatch.setattr(images, 'decode_part', extension)
+  data, restart = jpeg(), jpeg(restart_marker_blocks=3)
+  source = [
+    {'image': x[:at] + bytes(99) + x[at:], 'label': 0}
+    for x, at in ((data, 20), (data, -2), (restart, restart.index(b'\xff\xd1')))
+  ]
+  for _ in range(2):
+    batch = next(iter(pipeline.Data(source, 3).eval_batches()))
+  np.testing.assert_array_equal(batch['image'], [images.decode(data)] * 3)
+  said = sorted(x.message for x in caplog.records)
+  assert len(said) == (3 if extension else 0)
+  for i, line in enumerate(said):
+    assert f'example {i} of list' in line and 'extraneous bytes' in line
 
 
 def test_damaged_jpegs_are_the_same_in_part_or_an_error():

@@ -3,12 +3,13 @@
 OpenCV is faster, and releases the GIL, so threads decode in parallel. Pillow
 reads the headers, and decodes images with transparency, CMYK JPEGs, GIFs and
 TIFFs, which OpenCV decodes incorrectly or not at all. If the extension _jpeg.c
-is compiled, libjpeg-turbo decodes only the part of a JPEG that a crop needs.
+is compiled, libjpeg-turbo decodes JPEGs, only the part that a crop needs.
 """
 
 import functools
 import io
 import itertools
+import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,8 +19,8 @@ import numpy as np
 from vit_jax.types import UserError
 
 try:
-  from vit_jax.data._jpeg import decode_part
-except ImportError:  # not compiled
+  from vit_jax.data._jpeg import decode as decode_part
+except ImportError:  # not compiled, or of another version
   decode_part = None
 
 MAX_IMAGE_BYTES = 2**28  # Default limit: 89 million pixels of 3 channels.
@@ -29,6 +30,8 @@ Box = tuple[int, int, int, int]  # y, x, height, width
 # Pillow has more, but starts Ghostscript or unpacks gzip for some of them.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF')
 _ORIENTATION = 0x0112  # tag of EXIF
+_TAGS = re.compile(rb'eXIf|Raw profile type|XML:com.adobe.xmp')  # of PNGs
+_MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')  # that ends a scan
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -48,9 +51,19 @@ def opencv() -> Any:
 
 @functools.cache
 def pillow() -> Any:
-  """Return the module PIL.Image without its own limit on the size."""
-  from PIL import Image
+  """Return the module PIL.Image without its own limits on sizes.
 
+  As in OpenCV, a wrong checksum matters only in chunks that the pixels need.
+  """
+  from PIL import Image
+  from PIL import PngImagePlugin as png
+
+  class Stream(png.PngStream):
+    def crc(self, cid, data):
+      (self.crc_skip if cid[:1].islower() else super().crc)(cid, data)
+
+  png.PngStream = Stream  # type: ignore[misc]
+  png.MAX_TEXT_CHUNK = png.MAX_TEXT_MEMORY = MAX_IMAGE_BYTES
   Image.MAX_IMAGE_PIXELS = None  # `Encoded` has a limit, and says how to set it
   return Image
 
@@ -83,6 +96,7 @@ class Encoded:
     channels: 3 converts grey to three equal channels, 1 converts RGB to luma.
     max_image_bytes: limit on H * W * channels, checked before decoding.
     exif: apply the EXIF orientation, which TensorFlow's decoders ignore.
+    to_end: `part` reads a JPEG to its end, to find damage below the part.
 
   Raises:
     UnreadableError: by the constructor or a method: the bytes are not an image,
@@ -90,6 +104,7 @@ class Encoded:
 
   Attributes:
     shape: (H, W, channels) of the image.
+    remark: what libjpeg-turbo found odd in a JPEG that has no damage, or ''.
     is_turned: whether the EXIF orientation changes the image.
     seconds: time spent on decoding so far.
   """
@@ -101,30 +116,37 @@ class Encoded:
     *,
     max_image_bytes: int = MAX_IMAGE_BYTES,
     exif: bool = True,
+    to_end: bool = True,
   ) -> None:
     self._data, self._channels, self.seconds = data, channels, 0.0
     self._pixels: np.ndarray | None = None
+    self._to_end, self.remark = to_end, ''
     try:
       with _open(data) as image:
         width, height = image.size
-        is_jpeg = data[:2] == b'\xff\xd8'
+        needed = width * height * channels
+        if kind := {'F': 'floats', 'I': 'signed or 32-bit'}.get(image.mode):
+          raise ValueError(f'pixels are {kind}. Save them as uint8 or uint16')
         self._for_pillow = (
           image.format in ('GIF', 'TIFF')
           or image.mode == 'CMYK'
           or image.has_transparency_data
         )
-        self._turn = _TURNS[_orientation(image) if exif else 1]
+        is_jpeg = image.format in ('JPEG', 'MPO') and not self._for_pillow
+        self._in_part = is_jpeg and decode_part is not None
+        if image.format == 'JPEG' and not self._in_part:
+          self._data = _without_end(data, image)
+        # Pillow turns a TIFF. The limit comes first, as a PNG may be loaded.
+        exif = exif and image.format != 'TIFF' and needed <= max_image_bytes
+        self._turn = _TURNS[_orientation(image, data) if exif else 1]
     except Exception as error:  # Pillow's readers raise many types
       raise _unreadable(data, error) from error
-    needed = width * height * channels
     if needed > max_image_bytes:
       raise UnreadableError(
         f'the image has {height:,} x {width:,} pixels, {needed:,} bytes when'
         f' decoded, more than max_image_bytes={max_image_bytes:,}. Set'
         f' max_image_bytes={needed} to decode it.'
       )
-    is_truncated = data[-2:] != b'\xff\xd9'  # a whole decoding notices it
-    self._in_part = is_jpeg and not (self._for_pillow or is_truncated)
     self.is_turned = any(self._turn)
     if self._turn.transpose:
       height, width = width, height
@@ -132,27 +154,34 @@ class Encoded:
 
   def pixels(self) -> np.ndarray:
     """Return the image: uint8 [H, W, channels]."""
-    if self._pixels is None:
-      begin = time.perf_counter()
-      stored = None if self._for_pillow else self._with_opencv()
-      stored = self._with_pillow() if stored is None else stored
-      self._pixels = self._turn.apply(stored)
-      self.seconds += time.perf_counter() - begin
-    return self._pixels
+    return self.part((0, 0, *self.shape[:2]))
 
   def part(self, box: Box) -> np.ndarray:
     """Return the pixels in a box: uint8 [height, width, channels]."""
-    is_part = self._pixels is None and box != (0, 0, *self.shape[:2])
-    if is_part and self._in_part and decode_part:
-      begin = time.perf_counter()
-      stored = self._turn.undo(box, self.shape)
-      out = np.empty((*stored[2:], self._channels), np.uint8)
-      is_whole = decode_part(self._data, stored, self._channels, out)
-      self.seconds += time.perf_counter() - begin
-      if is_whole:  # the data is not damaged
-        return self._turn.apply(out)
     y, x, height, width = box
-    return self.pixels()[y : y + height, x : x + width]
+    if self._pixels is None:
+      begin = time.perf_counter()
+      image = self._with_libjpeg(box) if self._in_part else None
+      is_whole = image is None or box == (0, 0, *self.shape[:2])
+      if image is None and not self._for_pillow:
+        image = self._with_opencv()
+      image = self._turn.apply(self._with_pillow() if image is None else image)
+      self.seconds += time.perf_counter() - begin
+      if not is_whole:
+        return image
+      self._pixels = image
+    return self._pixels[y : y + height, x : x + width]
+
+  def _with_libjpeg(self, box):
+    """Return the pixels in a box as stored, or None if it cannot."""
+    box = self._turn.undo(box, self.shape)
+    out = np.empty((*box[2:], self._channels), np.uint8)
+    try:
+      remark = decode_part(self._data, box, self._channels, self._to_end, out)
+    except ValueError as error:
+      raise _unreadable(self._data, error) from error
+    self.remark = remark or ''
+    return None if remark is None else out
 
   def _with_opencv(self):
     """Return uint8 [H, W, channels] as stored, or None if it cannot."""
@@ -174,6 +203,8 @@ class Encoded:
       with _open(self._data) as image:
         if image.mode.startswith('I;16'):  # Pillow's own conversion clips
           image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        if image.format == 'BMP' and not image.convert('RGBA').getbbox():
+          image = image.convert('RGB')  # no program has set the fourth byte
         if image.has_transparency_data:
           canvas = Image.new('RGBA', image.size, 'white')
           image = Image.alpha_composite(canvas, image.convert('RGBA'))
@@ -189,11 +220,26 @@ def _open(data):
   return pillow().open(io.BytesIO(data), formats=FORMATS)
 
 
-def _orientation(image):
+def _without_end(data, image):
+  """Return a JPEG of one scan without its end marker.
+
+  At the marker libjpeg fills missing rows with grey. Without it, it waits for
+  data, and OpenCV and Pillow raise. It reads 8 bytes ahead; ones are no code.
+  """
+  end = _MARKER.search(data, image.fp.tell())
+  if 'progressive' in image.info or not end or end[0][1] not in b'\xd8\xd9':
+    return data
+  return data[: end.start()] + 8 * b'\xff\x00'
+
+
+def _orientation(image, data):
   """Return the EXIF orientation of a Pillow image, 1 to 8."""
-  exif = pillow().Exif()
   try:
-    exif.load(image.info.get('exif', b''))
+    if image.format == 'PNG':
+      late = data.rfind(b'IDAT')  # the last chunk of pixels
+      if _TAGS.search(data, late + int.from_bytes(data[late - 4 : late])):
+        image.load()  # reads the chunks behind them
+    exif = pillow().Image.getexif(image)  # a PNG's own always loads it
     found = exif.get(_ORIENTATION, 1)
   except Exception:  # Pillow raises many types for damaged tags
     return 1

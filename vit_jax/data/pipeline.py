@@ -43,6 +43,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from absl import logging
 
 from vit_jax.data import images, views, workers
 from vit_jax.data.order import Order, Shuffled, Visits
@@ -285,7 +286,8 @@ class _Reader:
     label = self._checked_label(example['label'], actual)
     read = time.perf_counter()
     try:
-      image = self._encoded(example['image'])
+      # A clean JPEG is read to its end only once: later crops take less time.
+      image = self._encoded(example['image'], to_end=epoch == 0)
       rng = _generator(self.seed, epoch, index)
       transformed = self._transformed(image, rng)
     except images.UnreadableError as error:
@@ -295,11 +297,13 @@ class _Reader:
     except Exception as error:
       error.add_note(f'In the transforms of {self._where(actual)}.')
       raise
+    if remark := getattr(image, 'remark', ''):
+      _warn_once(f'{self._where(actual)}: {remark}. The image is used.')
     decoding = getattr(image, 'seconds', 0.0)
     rest = time.perf_counter() - read - decoding
     return transformed, label, np.array([read - begin, decoding, rest])
 
-  def _encoded(self, image):
+  def _encoded(self, image, to_end):
     """Return the image, as an `Encoded` if it is the bytes of a file."""
     if isinstance(image, bytes):
       return images.Encoded(
@@ -307,6 +311,7 @@ class _Reader:
         getattr(self._source, 'channels', 3),
         max_image_bytes=self.data.max_image_bytes,
         exif=getattr(self._source, 'exif', True),
+        to_end=to_end,
       )
     if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
@@ -357,6 +362,7 @@ class _Reader:
 
 # Threads that read examples, for all batches of this process.
 _pool = functools.cache(concurrent.futures.ThreadPoolExecutor)
+_warn_once = functools.cache(logging.warning)
 
 
 def _generator(seed, epoch, index):
