@@ -96,7 +96,8 @@ class Encoded:
     channels: 3 converts grey to three equal channels, 1 converts RGB to luma.
     max_image_bytes: limit on H * W * channels, checked before decoding.
     exif: apply the EXIF orientation, which TensorFlow's decoders ignore.
-    to_end: `part` reads a JPEG to its end, to find damage below the part.
+    check: find all damage of a JPEG, also below a part. Without it decoding is
+      faster, and finds what is missing in the pixels that are returned.
 
   Raises:
     UnreadableError: by the constructor or a method: the bytes are not an image,
@@ -116,11 +117,11 @@ class Encoded:
     *,
     max_image_bytes: int = MAX_IMAGE_BYTES,
     exif: bool = True,
-    to_end: bool = True,
+    check: bool = True,
   ) -> None:
     self._data, self._channels, self.seconds = data, channels, 0.0
     self._pixels: np.ndarray | None = None
-    self._to_end, self.remark = to_end, ''
+    self.remark = ''
     try:
       with _open(data) as image:
         width, height = image.size
@@ -134,8 +135,9 @@ class Encoded:
         )
         is_jpeg = image.format in ('JPEG', 'MPO') and not self._for_pillow
         self._in_part = is_jpeg and decode_part is not None
-        if image.format == 'JPEG' and not self._in_part:
-          self._data = _without_end(data, image)
+        one_scan = image.format == 'JPEG' and 'progressive' not in image.info
+        self._scan = image.fp.tell() if one_scan else 0
+        self._check = check or not one_scan
         # Pillow turns a TIFF. The limit comes first, as a PNG may be loaded.
         exif = exif and image.format != 'TIFF' and needed <= max_image_bytes
         self._turn = _TURNS[_orientation(image, data) if exif else 1]
@@ -161,8 +163,11 @@ class Encoded:
     y, x, height, width = box
     if self._pixels is None:
       begin = time.perf_counter()
-      image = self._with_libjpeg(box) if self._in_part else None
-      is_whole = image is None or box == (0, 0, *self.shape[:2])
+      whole = (0, 0, *self.shape[:2])
+      # OpenCV's libjpeg-turbo is often newer and faster.
+      by_part = self._in_part and (self._check or box != whole)
+      image = self._with_libjpeg(box) if by_part else None
+      is_whole = image is None or box == whole
       if image is None and not self._for_pillow:
         image = self._with_opencv()
       image = self._turn.apply(self._with_pillow() if image is None else image)
@@ -177,7 +182,7 @@ class Encoded:
     box = self._turn.undo(box, self.shape)
     out = np.empty((*box[2:], self._channels), np.uint8)
     try:
-      remark = decode_part(self._data, box, self._channels, self._to_end, out)
+      remark = decode_part(self._data, box, self._channels, self._check, out)
     except ValueError as error:
       raise _unreadable(self._data, error) from error
     self.remark = remark or ''
@@ -189,7 +194,8 @@ class Encoded:
     flag = cv2.IMREAD_COLOR_RGB if self._channels == 3 else cv2.IMREAD_GRAYSCALE
     flag |= cv2.IMREAD_IGNORE_ORIENTATION
     try:
-      image = cv2.imdecode(np.frombuffer(self._data, np.uint8), flag)
+      data = np.frombuffer(_without_end(self._data, self._scan), np.uint8)
+      image = cv2.imdecode(data, flag)
     except cv2.error:
       return None
     if image is None or image.dtype != np.uint8:
@@ -200,7 +206,7 @@ class Encoded:
     """Return uint8 [H, W, channels] as stored."""
     Image = pillow()
     try:
-      with _open(self._data) as image:
+      with _open(_without_end(self._data, self._scan)) as image:
         if image.mode.startswith('I;16'):  # Pillow's own conversion clips
           image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.format == 'BMP' and not image.convert('RGBA').getbbox():
@@ -220,14 +226,14 @@ def _open(data):
   return pillow().open(io.BytesIO(data), formats=FORMATS)
 
 
-def _without_end(data, image):
-  """Return a JPEG of one scan without its end marker.
+def _without_end(data, scan):
+  """Return a JPEG whose only scan is at `scan`, if not 0, without its end.
 
   At the marker libjpeg fills missing rows with grey. Without it, it waits for
   data, and OpenCV and Pillow raise. It reads 8 bytes ahead; ones are no code.
   """
-  end = _MARKER.search(data, image.fp.tell())
-  if 'progressive' in image.info or not end or end[0][1] not in b'\xd8\xd9':
+  end = scan and _MARKER.search(data, scan)
+  if not end or end[0][1] not in b'\xd8\xd9':  # end, or start of another file
     return data
   return data[: end.start()] + 8 * b'\xff\x00'
 

@@ -286,8 +286,8 @@ class _Reader:
     label = self._checked_label(example['label'], actual)
     read = time.perf_counter()
     try:
-      # A clean JPEG is read to its end only once: later crops take less time.
-      image = self._encoded(example['image'], to_end=epoch == 0)
+      # Later visits take less time.
+      image = self._encoded(example['image'], check=epoch == 0)
       rng = _generator(self.seed, epoch, index)
       transformed = self._transformed(image, rng)
     except images.UnreadableError as error:
@@ -303,7 +303,7 @@ class _Reader:
     rest = time.perf_counter() - read - decoding
     return transformed, label, np.array([read - begin, decoding, rest])
 
-  def _encoded(self, image, to_end):
+  def _encoded(self, image, check):
     """Return the image, as an `Encoded` if it is the bytes of a file."""
     if isinstance(image, bytes):
       return images.Encoded(
@@ -311,7 +311,7 @@ class _Reader:
         getattr(self._source, 'channels', 3),
         max_image_bytes=self.data.max_image_bytes,
         exif=getattr(self._source, 'exif', True),
-        to_end=to_end,
+        check=check,
       )
     if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
