@@ -12,7 +12,6 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 
 from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
@@ -71,7 +70,7 @@ def evaluate(
     dry_run: stop after all checks, and return {}.
   """
   stopwatch, provenance = Stopwatch(), provenance or Provenance()
-  epath.Path(workdir).mkdir(parents=True, exist_ok=True)
+  workdirs.make(workdir, {'evals': evals})
   mesh = mesh.make()
   weights = surgery.read(init_from) if init_from else None
   if weights is not None:

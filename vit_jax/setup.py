@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.analysis import flops
 from vit_jax.config import Partial
@@ -62,13 +63,20 @@ class Examples:
 
   @classmethod
   def of(cls, data: Data) -> 'Examples':
-    return cls(
+    found = cls(
       batch_size=data.batch_size,
       count=len(data.source),
       first=data.first_example(),
       num_classes=getattr(data.source, 'num_classes', None),
       class_names=getattr(data.source, 'class_names', None),
     )
+    if found.num_classes == 1 and not np.ndim(found.first['label']):
+      raise UserError(
+        f'The training data has one class: {found.class_names}. Expected two '
+        'or more. Use the folder that contains the class folders, or set '
+        'data.labels=False for an objective without labels.'
+      )
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

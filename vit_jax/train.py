@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
-from etils import epath
 
 from vit_jax import config, setup
 from vit_jax.config import Provenance
@@ -119,7 +118,6 @@ def train(
     Stopped: a signal asked to stop, and a checkpoint was saved.
   """
   stopwatch = Stopwatch()
-  epath.Path(workdir).mkdir(parents=True, exist_ok=True)
 
   # 1. Is this the same run as before, if there was one?
   provenance = provenance or Provenance()
@@ -135,6 +133,7 @@ def train(
   )
   parts = {'data': data, 'evals': evals, 'init_from': init_from, 'seed': seed}
   parts |= vars(settings)
+  workdirs.make(workdir, parts)
   entries = provenance.entries or config.entries(parts)
   basis = workdirs.basis_of(entries, parts)
   changed = workdirs.check_changes(workdir, basis, provenance.allow_changes)

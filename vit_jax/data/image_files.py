@@ -4,6 +4,8 @@ import concurrent.futures
 import functools
 import glob
 import os
+import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,10 +14,19 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data import images, workers
+from vit_jax.io import terminal
 from vit_jax.types import PathLike, UserError
 
 _ENDS = {'JPEG': b'\xff\xd9', 'PNG': b'IEND\xaeB`\x82'}
-ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
+ENDINGS = (  # of `images.FORMATS`
+  *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.bmp'),
+  *('.gif', '.tif', '.tiff'),
+)
+# Hidden files, and folders of thumbnails, metadata and deleted files.
+_HIDDEN = re.compile(
+  r'(^|/)(\.|@[^/]*/|(__MACOSX|lost\+found|System Volume Information|'
+  r'\$RECYCLE\.BIN|#recycle|#snapshot)/)'
+)
 MAX_FILE_BYTES = 2**28
 _USUAL = 2**20  # a buffer for the largest file takes 0.1 ms more
 
@@ -25,8 +36,18 @@ def is_image(path: str) -> bool:
   return path.lower().endswith(ENDINGS)
 
 
+def is_shown(path: str) -> bool:
+  """Return whether a relative path, 'FOLDER/' or a file, is not skipped."""
+  return not _HIDDEN.search(path)
+
+
+def some(names: Sequence[str]) -> str:
+  """Return '(count): ' and the first names."""
+  return f'({len(names)}): {", ".join(names[:5])}{", ..." * (len(names) > 5)}'
+
+
 def walk(folder: str) -> list[str]:
-  """Return the paths of all visible files below a folder, relative to it."""
+  """Return the paths of all shown files below a folder, relative to it."""
   if '://' in folder:  # one listing, which epath does not have
     fs, folder = fsspec.core.url_to_fs(folder)
     paths = fs.find(folder)
@@ -34,45 +55,67 @@ def walk(folder: str) -> list[str]:
     tops, paths = [folder], []
     seen = {*map(str, epath.Path(os.path.realpath(folder)).parents)}
     for first in tops:  # each folder once; links last, so it keeps its own path
-      for top, folders, names in os.walk(first):
+      for top, folders, names in os.walk(first, onerror=_refuse):
         is_new = (real := os.path.realpath(top)) not in seen
-        folders[:] = sorted(x for x in folders if is_new and x[0] != '.')
+        folders[:] = sorted(x for x in folders if is_new and is_shown(f'{x}/'))
         paths += [os.path.join(top, x) for x in names if is_new]
         tops += filter(os.path.islink, (os.path.join(top, x) for x in folders))
         seen.add(real)
   start = len(os.path.join(folder, ''))
-  relative = (path[start:] for path in paths)
-  return [path for path in relative if '/.' not in f'/{path}']
+  return list(filter(is_shown, (path[start:] for path in paths)))
+
+
+def _refuse(error):
+  """Raise UserError if a folder is there, but cannot be listed."""
+  if not isinstance(error, FileNotFoundError | NotADirectoryError):
+    raise UserError(
+      f'{error.filename} cannot be listed: {error.strerror}. Change its '
+      'permissions, or move it to another place.'
+    ) from error
 
 
 def find(patterns: Iterable[str]) -> list[str]:
   """Return the sorted paths of the images that the patterns match.
 
   A named file may have any ending. Folders, at any depth, and local globs match
-  the visible files with one of `ENDINGS`.
+  the shown files with one of `ENDINGS`; a line on stderr counts the others.
   """
   found: set[str] = set()
   for pattern in patterns:
     path = epath.Path(pattern).expanduser()
-    if path.exists():
-      here = _images(path) if path.is_dir() else [path]
-    else:
-      matches = map(epath.Path, glob.glob(os.fspath(path), recursive=True))
-      here = [file for match in matches for file in _images(match)]
+    if path.exists() and not path.is_dir():
+      found.add(os.fspath(path))
+      continue
+    matches = [path]
+    if not path.exists():
+      matches = [*map(epath.Path, glob.glob(os.fspath(path), recursive=True))]
+    files = {y for x in matches if _is_new(x, path) for y in _files(x)}
+    here = set(filter(is_image, files))
+    others = sorted(files - here)
     if not here:
       raise UserError(
-        f'{pattern}: no images found. Give files, folders that contain images'
-        f' at any depth, or globs. The endings are {", ".join(ENDINGS)}.'
+        f'{pattern}: no images found, and {len(others)} other files. Give'
+        ' files, folders that contain images at any depth, or globs. The'
+        f' endings are {", ".join(ENDINGS)}.'
       )
-    found.update(map(os.fspath, here))
+    if others:
+      text = f'{pattern}: ignored files that are not images {some(others)}'
+      print(terminal.printable(text), file=sys.stderr)
+    found |= here
   return sorted(found)
 
 
-def _images(path):
-  """Return the images that a path, of a file or a folder, stands for."""
+def _is_new(match, path):
+  """Return whether the parts that a glob has found are shown."""
+  parts = '/'.join(x for x in match.parts if x not in path.parts)
+  return is_shown(parts + '/' * match.is_dir())
+
+
+def _files(path):
+  """Return the files that a path, of a file or a folder, stands for."""
   if path.is_dir():
-    return [path / x for x in walk(os.fspath(path)) if is_image(x)]
-  return [path] if is_image(path.name) else []
+    return [os.fspath(path / x) for x in walk(os.fspath(path))]
+  return [os.fspath(path)]
 
 
 @functools.cache  # of what raises nothing: evaluators read the same folder

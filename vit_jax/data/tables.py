@@ -1,15 +1,23 @@
 """Tables and lists of labels: text to class numbers."""
 
+import collections
 import csv
+import functools
+import io
 import json
 import os
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from vit_jax.io import terminal
+from vit_jax.io.files import escaped
 from vit_jax.types import PathLike, UserError
+
+say_once = functools.cache(terminal.say)  # evaluators read the same folder
 
 
 def read(path: PathLike) -> dict[str, list[str]]:
@@ -18,8 +26,9 @@ def read(path: PathLike) -> dict[str, list[str]]:
   The first row is a header if it has 'path' and 'label'. Else the columns are
   path and label.
   """
-  lines = epath.Path(path).read_text().removeprefix('\ufeff').splitlines()
-  rows = [[x.strip() for x in row] for row in csv.reader(lines) if row]
+  text = epath.Path(path).read_bytes().decode('utf-8-sig', 'surrogateescape')
+  lines = csv.reader(io.StringIO(text, newline=''))
+  rows = [[x.strip() for x in row] for row in lines if row]
   columns = ['path', 'label']
   if rows and {*columns} <= {*rows[0]}:
     columns, *rows = rows
@@ -41,13 +50,14 @@ def encode(
       that are digits are ints, unless `names` has them.
     names: class names; default: the sorted names, None if all are ints.
   """
-  names = None if names is None else list(names)
+  names = None if names is None else list(map(clean, names))
   if any(isinstance(value, str) for value in values):
-    different = {str(value) for value in values}
+    values = [clean(str(value)) for value in values]
+    different = {*values}
     are_ints = all(x.removeprefix('-').isdigit() for x in different)
     if not are_ints or different <= set(names or ()):
-      names = sorted(different) if names is None else names
-      return indices(where, list(map(str, values)), names), names
+      names = ordered(where, different) if names is None else names
+      return indices(where, values, names), names
     values = [int(value) for value in values]
   found = np.array(values)
   if found.ndim == 2 and found.dtype.kind in 'fiub':
@@ -59,6 +69,23 @@ def encode(
       ' with one number for each class.'
     )
   return found.astype(np.int32), names
+
+
+def clean(name: str) -> str:
+  """Return the name of a class in composed Unicode (NFC), as one text."""
+  return unicodedata.normalize('NFC', escaped(name))
+
+
+def ordered(where: str, names: Iterable[str]) -> list[str]:
+  """Return the sorted names of classes; say which differ by case only."""
+  found = sorted(names)
+  times = collections.Counter(name.casefold() for name in found)
+  if same := [name for name in found if times[name.casefold()] > 1]:
+    say_once(
+      f'{where}: these classes differ in upper and lower case only: {same}. '
+      'Rename them if they are the same.'
+    )
+  return found
 
 
 def indices(

@@ -9,16 +9,17 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.data import image_files
+from vit_jax.data import image_files, tables
+from vit_jax.data.folder import classes_of
 from vit_jax.types import PathLike, UserError
 
 
 class Tar:
   """Images of a tar file, which may be compressed.
 
-    CLASS/IMAGE   in any folder
-    CLASS.tar     tar files with images, as ImageNet has them
-    IMAGE         the classes are in `classes`
+    CLASS/**/IMAGE   as in a Folder, in the folder that all images share
+    CLASS.tar        tar files with images, as ImageNet has them
+    IMAGE            the classes are in `classes`
 
   Iteration yields (path, {'image': bytes, 'label': int}).
 
@@ -40,23 +41,37 @@ class Tar:
       names = set(classes.values())
     else:
       with self._path.open('rb') as file, tarfile.open(fileobj=file) as tar:
-        # The headers of inner tar files are not read: each is a folder.
-        paths = [x.name.removesuffix('.tar') + '/' * _is_tar(x) for x in tar]
-      names = {_parent(x) for x in paths if x.endswith('/') or _is_shown(x)}
+        paths = {_path(x) for x in tar if not x.isdir()}
+      # The headers of inner tar files are not read: each is a folder.
+      shown = set(filter(_is_shown, paths))
+      root = posixpath.commonpath({*map(posixpath.dirname, shown)} or {''})
+      self._start = len(posixpath.join(root, ''))
+      found = [x for x in shown if '/' in x[self._start :]]
+      names = {*classes_of(f'{path}', [x[self._start :] for x in found])}
+      if others := sorted(paths - {*found}):
+        tables.say_once(
+          f'{path}: ignored files that are not images in class folders '
+          f'{image_files.some(others)}'
+        )
       if len(names) < 2:
         raise UserError(
           f'{path} has no images in folders. Expected a folder, or an inner tar'
           ' file, for each class.'
         )
-    self.class_names = sorted(names)  # ImageNet's WordNet ids: its labels
+    # ImageNet's WordNet ids, sorted, are its labels.
+    self.class_names = tables.ordered(f'{path}', names)
 
   def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
     labels = {name: i for i, name in enumerate(self.class_names)}
-    classes = self._classes
     with self._path.open('rb') as file, tarfile.open(None, 'r|*', file) as tar:
       for path, data in _images(tar):
-        name = classes[posixpath.basename(path)] if classes else _parent(path)
-        yield path, {'image': data, 'label': labels[name]}
+        if self._classes:
+          name = self._classes[posixpath.basename(path)]
+        else:
+          name, slash, _ = path[self._start :].partition('/')
+          if not slash:
+            continue
+        yield path, {'image': data, 'label': labels[tables.clean(name)]}
 
 
 def imagenet(folder: PathLike, split: str) -> Tar:
@@ -79,22 +94,23 @@ def imagenet(folder: PathLike, split: str) -> Tar:
 def _images(tar, folder=''):
   """Yield (path, bytes) of the images in a tar file and its inner tar files."""
   for member in tar:
-    path = posixpath.join(folder, member.name)
-    if _is_tar(member):
+    path = posixpath.join(folder, _path(member))
+    if not _is_shown(path):
+      continue
+    if path.endswith('/'):
       with tarfile.open(fileobj=tar.extractfile(member), mode='r|') as inner:
-        yield from _images(inner, path.removesuffix('.tar'))
-    elif member.isfile() and _is_shown(path):
+        yield from _images(inner, path)
+    elif member.isfile():
       yield path, tar.extractfile(member).read()
 
 
-def _parent(path):
-  return posixpath.basename(posixpath.dirname(path))
-
-
-def _is_tar(member):
-  return member.isfile() and member.name.endswith('.tar')
+def _path(member):
+  """Return the path of a member; an inner tar file is the folder 'NAME/'."""
+  path = posixpath.normpath(member.name)
+  is_tar = member.isfile() and path.endswith('.tar')
+  return path.removesuffix('.tar') + '/' if is_tar else path
 
 
 def _is_shown(path):
-  hidden = posixpath.basename(path).startswith('.')
-  return image_files.is_image(path) and not hidden
+  is_known = path.endswith('/') or image_files.is_image(path)
+  return is_known and image_files.is_shown(path)

@@ -145,7 +145,8 @@ class Slice(View):
     source: with int labels for `stratified`.
     bounds: '[:90%]', '[90%:]', '[100:200]'.
     stratified: whether each slice has nearly the same fraction of every class,
-      also of small ones. A class with one image is in the larger slice.
+      also of small ones. Both sides of a bound in percent have at least one
+      example of each class with two. A class with one is in the larger slice.
   """
 
   def __init__(
@@ -159,9 +160,16 @@ class Slice(View):
     order = np.argsort(_random_keys(count, 0), kind='stable')
     if stratified:  # example j of n in a class is at (j + 1/2) / n of the order
       classes = class_labels(source)[order]
-      places = (ranks(classes) + 0.5) / np.bincount(classes)[classes]
-      order = order[np.argsort(places, kind='stable')]
-    kept = order[slice(*(_bound(text, count) for text in match.groups()))]
+      rank, size = ranks(classes), np.bincount(classes)[classes]
+      by_place = np.argsort((rank + 0.5) / size, kind='stable')
+      order, rank, size = order[by_place], rank[by_place], size[by_place]
+    slices = slice(*(_bound(text, count) for text in match.groups()))
+    before = [np.arange(count) < x for x in slices.indices(count)[:2]]
+    for text, is_before in zip(match.groups(), before):
+      if stratified and text and text[-1] == '%' and int(text[:-1]) % 100:
+        is_before |= (rank == 0) & (size > 1)
+        is_before &= (rank < size - 1) | (size == 1)
+    kept = order[before[1] & ~before[0]]
     if not len(kept):
       raise UserError(
         f'The slice {bounds!r} of {type(source).__name__}, {count} examples,'

@@ -1,10 +1,12 @@
 """Files that are either whole or absent, local or at a URL such as gs://..."""
 
 import contextlib
+import csv
+import io
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etils import epath
@@ -41,6 +43,18 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
       partial.write_bytes(content)
     else:
       partial.write_text(content)
+
+
+def escaped(text: str) -> str:
+  """Return text with bytes of file names that are not UTF-8 escaped."""
+  return text.encode('utf-8', 'backslashreplace').decode()
+
+
+def csv_line(row: Iterable[Any]) -> str:
+  """Return a row of a CSV in UTF-8, which ends with a line feed."""
+  line = io.StringIO()
+  csv.writer(line).writerow(row)  # quotes a CR in a name only if it ends lines
+  return escaped(line.getvalue().removesuffix('\r\n')) + '\n'
 
 
 def write_json(path: PathLike, content: Any) -> None:

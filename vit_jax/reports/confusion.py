@@ -16,7 +16,6 @@ import base64
 import collections
 import concurrent.futures
 import contextlib
-import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.io.files import write_atomically
+from vit_jax.io.files import csv_line, write_atomically
 from vit_jax.reports import pictures
 from vit_jax.types import PathLike
 
@@ -118,11 +117,7 @@ def count(
 
 
 def _write_csv(path, header, rows):
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerows([header, *rows])
-  # Names of files may have bytes that are not UTF-8.
-  write_atomically(path, text.getvalue().encode('utf-8', 'backslashreplace'))
+  write_atomically(path, ''.join(map(csv_line, [header, *rows])).encode())
 
 
 def _thumbnail(pixels):

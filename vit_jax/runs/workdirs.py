@@ -111,6 +111,19 @@ def _lock(path):
   return file
 
 
+def make(workdir: PathLike, arguments: Mapping[str, Any]) -> None:
+  """Make the directory; UserError if a source searches it for images."""
+  path = os.path.realpath(workdir)
+  for key, data in _sources(arguments):
+    root = getattr(getattr(data, 'source', None), 'root', None)
+    if root and epath.Path(path).is_relative_to(os.path.realpath(root)):
+      raise UserError(
+        f'--workdir={workdir} is inside the data: {key} takes each image below '
+        f'{root}. Use a directory outside of it; move an earlier run there.'
+      )
+  epath.Path(workdir).mkdir(parents=True, exist_ok=True)
+
+
 def write(workdir: PathLike, name: str, content: Any) -> None:
   """Write a JSON file into the directory, on the first host."""
   if jax.process_index() == 0:

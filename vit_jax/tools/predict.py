@@ -15,7 +15,6 @@ at the end); 2 for wrong arguments.
 """
 
 import argparse
-import csv
 import io
 import itertools
 import pathlib
@@ -32,7 +31,7 @@ import numpy as np
 from vit_jax import pretrained
 from vit_jax.data import image_files
 from vit_jax.io import terminal
-from vit_jax.io.files import write_atomically
+from vit_jax.io.files import csv_line, write_atomically
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.tools import arguments, parsers
@@ -174,10 +173,10 @@ def write_table(rows: Iterable[Row]) -> None:
 
 def write_csv(rows: Iterable[Row]) -> None:
   """Print a header and the rows."""
-  writer = csv.writer(sys.stdout, lineterminator='\n')
-  writer.writerow(['path', 'rank', 'class_id', 'class_name', 'probability'])
+  header = ['path', 'rank', 'class_id', 'class_name', 'probability']
+  sys.stdout.write(csv_line(header))
   for *row, p in rows:
-    writer.writerow([*row, f'{p:.6g}'])
+    sys.stdout.write(csv_line([*row, f'{p:.6g}']))
 
 
 def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
