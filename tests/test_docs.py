@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+import tiny
 
 from vit_jax import config
 from vit_jax.durations import epochs
@@ -65,13 +66,22 @@ def test_configs_of_augmentation():
     assert out.shape == (224, 224, 3)
 
 
-def test_config_of_the_first_hour(tmp_path):
+@pytest.mark.usefixtures('fast_compilation')
+def test_config_of_the_first_hour(tmp_path, capsys):
   page = (ROOT / 'docs/first_hour.md').read_text()
   (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
+  for i in range(20):
+    path = tmp_path / f'flowers/{"ab"[i % 2]}/{i}.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tiny.encode(np.full((9, 9, 3), 10 * i, np.uint8)))
+  code = code.replace('/data/flowers', f'{tmp_path}/flowers')
   (tmp_path / 'mine.py').write_text(code)
   loaded = config.load(tmp_path / 'mine.py')
-  call = config.plan_run(loaded)
-  assert call.kwargs['total'] == epochs(100)
+  assert config.plan_run(loaded).kwargs['total'] == epochs(100)
+  smaller = {'model.width': 3, 'model.depth': 1, 'data.batch_size': 8}
+  config.override(loaded, [f'{key}={value}' for key, value in smaller.items()])
+  config.run(loaded, tmp_path / 'run', dry_run=True)
+  assert ' 225 ' in capsys.readouterr().out  # 100 epochs of 90% of 20 images
 
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.analysis import flops
 from vit_jax.config import Partial
@@ -63,20 +62,13 @@ class Examples:
 
   @classmethod
   def of(cls, data: Data) -> 'Examples':
-    found = cls(
+    return cls(
       batch_size=data.batch_size,
       count=len(data.source),
       first=data.first_example(),
       num_classes=getattr(data.source, 'num_classes', None),
       class_names=getattr(data.source, 'class_names', None),
     )
-    if found.num_classes == 1 and not np.ndim(found.first['label']):
-      raise UserError(
-        f'The training data has one class: {found.class_names}. Expected two '
-        'or more. Use the folder that contains the class folders, or set '
-        'data.labels=False for an objective without labels.'
-      )
-    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,6 +130,11 @@ def make(
   """
   batch_size, accum_steps = examples.batch_size, settings.accum_steps
   layout.check_batch_size(batch_size, mesh, parts=accum_steps)
+  if examples.num_classes == 1 and not jnp.ndim(examples.first['label']):
+    raise UserError(
+      f'The training data has one class: {examples.class_names}. Expected two '
+      'or more. Without labels, set data.labels=False.'
+    )
   shape = examples.first['image'].shape[-3:]  # of one of several views
   images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
   timeline = Timeline(batch_size, examples.count)

@@ -1,13 +1,20 @@
 """Folder: layouts, names, tables, remote file systems, errors."""
 
+import os
+import pathlib
+import tarfile
+import tempfile
+
 import fsspec
 import numpy as np
+import packed
 import pytest
 from PIL import Image
 
-from vit_jax.data import images, pipeline
+from vit_jax.data import image_files, images, pipeline, tars
 from vit_jax.data.folder import Folder
 from vit_jax.data.sources import open_source
+from vit_jax.io.files import csv_line
 
 
 def _write(path, value=0, kind=None):
@@ -51,8 +58,9 @@ def test_split_and_class_folders(root, capsys):
   expected = [(0, 0), (1, 0), (2, 0), (10, 1), (11, 1), (12, 1)]
   assert _content(train) == [*expected, (20, 3), (21, 3), (22, 3)]
   Folder(root, split='train')  # as an evaluator does
-  said = f'{root}/train: ignored files that are not images in class sub-folders'
-  assert capsys.readouterr().out == f'{said} (2): 2/Thumbs.db, readme.txt\n'
+  said, deep = capsys.readouterr().out.splitlines()
+  assert said.endswith('class sub-folders (2): 2/Thumbs.db, readme.txt')
+  assert deep.endswith(': 10, 2, kätzchen; not their sub-folders (1): deep')
   assert train.describe(7).endswith('train/kätzchen/deep/bild ü1.BMP')
 
 
@@ -80,12 +88,112 @@ def test_class_names_fix_the_order(root):
 
 
 def test_all_endings(tmp_path):
-  for ending in ('jpg', 'JPG', 'jpeg', 'JPEG', 'png', 'webp', 'WebP', 'bmp'):
-    kind = {'jpg': 'jpeg'}.get(ending.lower(), ending.lower())
-    _write(tmp_path / 'a' / f'{ending}_.{ending}', 7, kind=kind)
+  kinds = Image.registered_extensions()
+  kinds = {x: kind for x, kind in kinds.items() if kind in images.FORMATS}
+  assert kinds.keys() == {*image_files.ENDINGS}
+  for ending, kind in {**kinds, '.JPG': 'JPEG', '.WebP': 'WEBP'}.items():
+    _write(tmp_path / 'a' / f'{ending[1:]}_{ending}', 7, kind=kind)
   source = Folder(tmp_path)
-  assert len(source) == 8
+  assert len(source) == len(kinds) + 2
   assert {value for value, _ in _content(source)} == {7}
+
+
+def tree(path, *files):
+  return packed.write_folder(path, dict.fromkeys(files, b''))
+
+
+CATS, DOGS = ('cat/1.jpg', 'dog/1.jpg'), ('cat/2.jpg', 'dog/2.jpg')
+
+
+@pytest.mark.parametrize(
+  'train, test',
+  [
+    *(('train', 'val'), ('TRAIN', 'TEST_SIMPLE'), ('training_set', 'test_set')),
+    *(('seg_train', 'seg_pred'), ('train_images', 'x'), ('train2017', 'val')),
+    *(('asl alphabet train', 'x'), ('Trainset', 'x'), ('train', 'images')),
+  ],
+)
+def test_splits_are_not_classes(train, test, tmp_path):
+  files = [f'{x}/{y}' for x in (train, test) for y in CATS]
+  tree(tmp_path, *files, '__MACOSX/train/cat/._1.jpg', 'notes/a.txt')
+  message = f'look like splits.*split={train!r} .*data.source.split='
+  with pytest.raises(ValueError, match=message):
+    Folder(tmp_path)
+  with tarfile.open(tmp_path / 'x.tar', 'w') as tar:
+    tar.add(tmp_path / train, train)
+    tar.add(tmp_path / test, test)
+  with pytest.raises(ValueError, match='look like splits'):
+    tars.Tar(tmp_path / 'x.tar')
+  assert Folder(tmp_path, split=train).class_names == ['cat', 'dog']
+  assert len(Folder(tmp_path, class_names=[train, test])) == 4
+
+
+@pytest.mark.parametrize(
+  'files, classes, said',
+  [
+    (['bus/1.jpg', 'train/1.jpg'], ['bus', 'train'], ''),
+    (['cat/19/1.jpg', 'dog/19/1.jpg'], ['cat', 'dog'], 'sub-folders (1): 19'),
+    ([*CATS, 'bird/a.txt'], ['cat', 'dog'], 'these classes (1): bird'),
+    ([*CATS, 'lost+found/x/1.jpg'], ['cat', 'dog'], '(1): lost+found'),
+    ([*CATS, '__MACOSX/cat/1.jpg'], ['cat', 'dog'], '(1): __MACOSX'),
+    ([*CATS, 'cat/@eaDir/1.jpg/S.jpg', 'cat/._1.jpg'], ['cat', 'dog'], ''),
+    ([*CATS, '.ipynb_checkpoints/1.jpg'], ['cat', 'dog'], ''),
+    ([*CATS, 'Cat/1.jpg'], ['Cat', 'cat', 'dog'], "['Cat', 'cat']"),
+    (['e\u0302/1.jpg', '\xea/2.jpg', *CATS], ['cat', 'dog', '\xea'], ''),
+    ([*CATS, 'M\udcff\n/1.jpg'], ['M\\udcff\\n', 'cat', 'dog'], ''),
+  ],
+)
+def test_folders_that_are_classes(files, classes, said, tmp_path, capsys):
+  root = tree(tmp_path / 'data', *files)
+  source = Folder(root)
+  assert source.class_names == classes
+  assert {*source.labels().tolist()} == {*range(len(classes))}
+  out = capsys.readouterr().out
+  assert out.endswith(f'{said}\n') if said else not out
+  found = {os.fspath(root / source.file_name(i)) for i in range(len(source))}
+  assert {*image_files.find([f'{root}'])} == found
+  assert {*image_files.find([f'{root}/**/*.jpg'])} == found
+  assert len(Folder(root, classes=False)) == len(found)
+  with tarfile.open(tmp_path / 'x.tar', 'w') as tar:
+    tar.add(root, 'any/folder')
+  tar = tars.Tar(tmp_path / 'x.tar')
+  assert tar.class_names == classes and len([*tar]) == len(found)
+
+
+def test_other_folders_next_to_splits_have_no_classes(tmp_path, capsys):
+  files = [*CATS, *(f'../val/{x}' for x in (*DOGS, 'bee/1.jpg', 'new/a.txt'))]
+  files += ['../test/unknown/1.jpg', '../notes/xmls/a.xml', '../runs/1/a.png']
+  tree(tmp_path / 'x' / 'train', *files)
+  (tmp_path / 'x' / 'train' / 'empty').mkdir()
+  for split in ('train', 'val'):
+    source = Folder(tmp_path / 'x', split=split)
+    assert source.class_names == ['bee', 'cat', 'dog']
+    deeper = Folder(tmp_path, split=f'x/{split}')
+    assert deeper.class_names == source.class_names
+  said = 'these classes (5): 1, empty, new, unknown, xmls'
+  assert capsys.readouterr().out.count(said) == 2  # by 4 sources
+
+
+def test_the_only_folder_that_contains_the_classes(tmp_path):
+  tree(tmp_path / 'a' / 'b', *CATS)
+  message = rf'class, a/b, with .*\(2\): cat, dog. Use {tmp_path}/a/b'
+  with pytest.raises(ValueError, match=message):
+    Folder(tmp_path)
+  assert Folder(tmp_path, class_names=['a']).num_classes == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_named():
+  with tempfile.TemporaryDirectory() as root:
+    tree(pathlib.Path(root), *CATS)
+    for path, mode in (('', 0o755), ('/dog', 0)):
+      os.chmod(root + path, mode)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root can list any folder
+    try:
+      with pytest.raises(PermissionError, match='/dog'):
+        Folder(root)
+    finally:
+      os.seteuid(user)
 
 
 class Bucket(fsspec.get_filesystem_class('memory')):
@@ -147,6 +255,17 @@ def test_csv_with_names_and_splits(root):
   assert _content(Folder(root, csv='all.csv', split='train')) == [(1, 0)]
 
 
+def test_csv_that_this_package_writes(tmp_path):
+  names = ['a,b.jpg', 'two\nlines.jpg', 'c\rr.jpg', 'l\u2028s', 'x\x0cy']
+  rows = [['path', 'label'], *([name, 'x'] for name in names)]
+  text = ''.join(map(csv_line, rows)) + 'latin\udcff.jpg,x\n'
+  (tmp_path / 't.csv').write_text(text, errors='surrogateescape')
+  source = Folder(tmp_path, csv='t.csv')
+  found = [source.file_name(i) for i in range(len(source))]
+  assert found == [*names, 'latin\udcff.jpg']
+  assert csv_line([found[-1]]) == 'latin\\udcff.jpg\n'
+
+
 @pytest.mark.parametrize('header', ['', 'path,label\n', '\ufeffpath,label\n'])
 def test_csv_with_ints(root, header):
   table = root / 'val' / 't.csv'
@@ -182,7 +301,8 @@ def test_errors(root, options, table, words):
   assert all(word in str(error.value) for word in words)
 
 
-def test_a_file_that_does_not_end_is_named(root):
+def test_a_file_that_does_not_end_is_named(root, monkeypatch):
+  monkeypatch.setattr(image_files, 'MAX_FILE_BYTES', 2**21)
   (root / 'val' / '2' / 'z.jpg').symlink_to('/dev/zero')
   data = pipeline.Data(Folder(root / 'val'), 5)
   with pytest.raises(ValueError, match=r'2/z\.jpg: The file has more than'):

@@ -43,6 +43,12 @@ def test_find(folder, patterns, found):
   )
 
 
+def test_ignored_files_are_counted_on_stderr(folder, capsys):
+  assert len(image_files.find([f'{folder}'])) == 3
+  out, err = capsys.readouterr()
+  assert not out and err.endswith(f': {folder}/a/notes.txt, {folder}/a/odd\n')
+
+
 @pytest.mark.parametrize(
   'pattern, message',
   [

@@ -62,7 +62,7 @@ def images(tmp_path_factory):
   return path
 
 
-CLASSES = ['empty', 'kinds', 'large', 'one', 'Äpfel und 梨']
+CLASSES = ['kinds', 'large', 'one', 'Äpfel und 梨']
 
 
 def test_a_tenth_of_each_class_is_held_out(images):
@@ -75,21 +75,21 @@ def test_a_tenth_of_each_class_is_held_out(images):
   count = {
     k: collections.Counter(x.labels().tolist()) for k, x in parts.items()
   }
-  assert count['[:90%]'] == {1: 4, 2: 27, 3: 1, 4: 4}
-  assert count['[90%:]'] == {2: 3, 4: 1}
-  assert count['[80%:]'] == {2: 6, 1: 1, 4: 1}
+  assert count['[:90%]'] == {0: 3, 1: 27, 2: 1, 3: 4}
+  assert count['[90%:]'] == {0: 1, 1: 3, 3: 1}
+  assert count['[80%:]'] == {1: 6, 0: 1, 3: 1}
   names = [{x.describe(i) for i in range(len(x))} for x in (train, test)]
   assert not names[0] & names[1] and len(names[0] | names[1]) == 40
 
 
 def test_many_small_classes_are_held_out_of(tmp_path):
-  """10% of 4 images each: no class loses two, and a tenth is held out."""
+  """10% of 4 images each: each class loses one."""
   for c in range(20):
     for i in range(4):
       (tmp_path / f'{c}').mkdir(exist_ok=True)
       (tmp_path / f'{c}/{i}.jpg').write_bytes(b'')
   test = open_source(tmp_path, split='[90%:]', stratified=True)
-  assert len(test) == 8 and len(set(test.labels())) == 8
+  assert len(test) == 20 and len(set(test.labels())) == 20
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_training_from_scratch_is_one_command(words, images, tmp_path):
   state = configs.run(config, tmp_path)
   assert state.params['head']['kernel'].shape[-1] == len(CLASSES)
   found = [r.get('test/num_examples') for r in metrics.read_records(tmp_path)]
-  assert 4 in found
+  assert 5 in found
   saved = formats.read(tmp_path)
   assert saved.class_names == CLASSES
   resize = configs.resolve(config.evals.test.data.transforms)
@@ -130,13 +130,26 @@ def test_an_image_that_cannot_be_read_is_named(images, tmp_path):
   assert [x['mask'].sum() for x in data.eval_batches()] == [1]
 
 
+def test_what_cannot_be_trained(images, tmp_path):
+  config = load_config('train_folder', 'tiny')
+  config.data.source.path = str(images)
+  with pytest.raises(ValueError, match='data finds images'):
+    configs.run(config, images / 'large' / 'run')
+  assert not (images / 'large' / 'run').exists()
+  for i in range(2):
+    save(tmp_path, f'data/only/{i}.jpg')
+  config.data.source.path = str(tmp_path / 'data')
+  with pytest.raises(ValueError, match=r"one class: \['only'\]"):
+    configs.run(config, tmp_path / 'run')
+
+
 def test_class_weights_of_a_config_are_those_of_its_training_images(images):
   for name in ('train_folder', 'finetune'):
     argument = 'class_weights' if name[0] == 't' else 'folder,class_weights'
     config = load_config(name, argument)
     config.data.source.path = str(images)
     found = configs.resolve(config.objective).keywords['class_weights']
-    np.testing.assert_allclose(found, [1, 36 / 16, 36 / 108, 9, 36 / 16])
+    np.testing.assert_allclose(found, [35 / 12, 35 / 108, 35 / 4, 35 / 16])
 
 
 @pytest.mark.parametrize('words', ['balanced', 'class_weights'])

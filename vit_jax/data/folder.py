@@ -6,24 +6,21 @@ import pathlib
 import posixpath
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from etils import epath
 
 from vit_jax.data import image_files, tables
-from vit_jax.data.image_files import is_image, some, walk
+from vit_jax.data.image_files import is_image, is_shown, some, walk
 from vit_jax.types import MACHINE, PathLike, UserError
 
-# Names of folders of splits, in lower case: 'train2017', 'seg_test', 'valset'.
-_WORDS = (
-  '(train|training|val|valid|validation|dev|tests?|testing|eval|pred|images|'
-  'annotations)'
+# Names of splits, in lower case: 'train2017', 'seg_test', 'valset'.
+_SPLIT = re.compile(
+  r'(.*[\W\d_])?(train|training|val|valid|validation|dev|tests?|testing|eval|'
+  r'pred)([\W\d_]|sets?|images?|imgs?|data|simple)*'
 )
-_AFFIX = r'([\W\d_]|sets?|images?|imgs?|pictures|photos|data|folder|seg|split)*'
-_SPLIT = re.compile(_AFFIX + _WORDS + _AFFIX)
-_PART = re.compile(rf'(?<![a-z]){_WORDS}(?![a-z])')  # of 'flowers_train'
 _MOST_CHECKED = 50_000  # files, in a few seconds
 
 
@@ -35,11 +32,11 @@ class Folder:
     a CSV of path, label[, split]  Folder(path, csv='labels.csv')
     path/**/IMAGE                  Folder(path, classes=False)
 
-  Images end in one of `image_files.ENDINGS`, in lower or upper case. Folders
-  that begin with '.' or '@' or are __MACOSX, and files that begin with '.', are
-  skipped. Files are sorted by path. Classes are sorted by name (as text:
-  '10' < '2'), or have the order of `class_names`. They are the same for all
-  splits that share a class. A folder without images is no class.
+  Images end in one of `image_files.ENDINGS`, in lower or upper case. Files that
+  begin with '.', and folders that begin with '.' or '@' or are __MACOSX, are
+  skipped. Files are sorted by path. Classes have images in a split, and are
+  sorted by name (as text: '10' < '2') over all splits that share one of them,
+  so that the splits agree, or have the order of `class_names`.
 
   source[i] is {'image': the bytes of the file, 'label': int}.
 
@@ -48,13 +45,10 @@ class Folder:
     csv: path of the CSV, relative to `path`. The paths in it are relative to
       the CSV. With a header, the columns can have any order. Labels are names,
       or ints that index `class_names`.
-    class_names: names of the classes in the order of their labels. Folders with
-      these names are classes, even if they look like splits.
+    class_names: names of the classes in the order of their labels. They may
+      look like splits.
     channels, exif: how images are decoded, see pipeline.py.
     classes: whether folders are classes; if False, all labels are 0.
-
-  Attributes:
-    root: the folder that is searched for images; None: a CSV lists them.
   """
 
   def __init__(
@@ -70,6 +64,7 @@ class Folder:
   ) -> None:
     self.channels, self.exif = channels, exif
     root = epath.Path(path).expanduser()
+    # The folder that is searched for images; None: a CSV lists them.
     self.root = None if csv else os.fspath(root)
     self._base = (root / csv).parent if csv else root / (split or '')
     if csv:
@@ -112,106 +107,69 @@ class Folder:
 
 def _from_folders(root, split, names):
   """Return (paths relative to the root or split, labels, class names)."""
-  base = root / (split or '')
+  base, split = root / (split or ''), split or ''
   files = _images(base)
-  found = classes_of(f'{base}', files, split or '', is_checked=names is None)
+  found = list(map(class_of, files))
   if names is None:
-    known, others = _in_splits(root, split, {*found})
-    names = tables.ordered(f'{base}', known)
+    check_classes(f'{base}', files, split)
+    names, others = _in_splits(root, split, {*found})
     if others:
-      why = ' or their split has other classes' * bool(split)
-      tables.say_once(
-        f'{root}: folders that are not classes, as they have no images{why} '
-        f'{some(sorted(others))}'
-      )
-  else:
-    names = list(map(tables.clean, names))
+      what = f'Folders without images of these classes {some(others)}'
+      tables.say_once(f'{root}: the classes are {some(names)}. {what}')
+  names = list(map(tables.clean, names))
   return files, tables.indices(f'{base}', found, names), names
 
 
-def classes_of(
-  where: str, files: Sequence[str], split: str = '', *, is_checked: bool = True
-) -> list[str]:
-  """Return the class of each file: the first folder of its relative path.
-
-  Raises:
-    UserError: if `is_checked`, and the classes look like splits, or sub-folders
-      of the only class like classes.
-  """
-  below: dict[str, set[str]] = collections.defaultdict(set)  # with images
-  for file in files:
-    first, _, rest = file.partition('/')
-    below[first].update([rest.partition('/')[0]] if '/' in rest else ())
-  names = {first: tables.clean(first) for first in below}
-  if is_checked:
-    _check_classes(where, files, below, split)
-  return [names[file.partition('/')[0]] for file in files]
+def class_of(file: str) -> str:
+  """Return the class of a relative path: the name of its first folder."""
+  return tables.clean(file.partition('/')[0])
 
 
-def _check_classes(where, files, below, split):
-  """Refuse splits as classes; `below` has the sub-folders of each class."""
-  folders = sorted(below)
-  deep = [x for x in folders if below[x]]
-  splits = [x for x in deep if _SPLIT.fullmatch(x.lower())]
-  parts = {x: y[1] for x in deep if (y := _PART.search(x.lower()))}
-  if len({*parts.values()}) > 1:
-    splits = list(parts)
+def check_classes(where: str, files: Iterable[str], split: str = '') -> None:
+  """Refuse folders of images that look like splits or contain the classes."""
+  parents = {x.rpartition('/')[0] for x in files}
+  pairs = {tuple(x.split('/')[:2]) for x in parents}
+  folders, deep = sorted({x[0] for x in pairs}), {x for x, *y in pairs if y}
+  splits = [x for x in folders if x in deep and _SPLIT.fullmatch(x.lower())]
+  splits.sort(key=lambda x: 'train' not in x.lower())
   if splits:
-    splits.sort(key=lambda x: 'train' not in x.lower())
-    inside = sorted(set().union(*map(below.get, splits)))
-    paths = [shlex.quote(posixpath.join(split, x)) for x in splits]
-    flags = (
-      '--config.data.source.split=',
-      '--config.evals.test.data.source.split=',
-    )
-    flags = ' '.join(map(str.__add__, flags, paths))
+    flags = [shlex.quote(posixpath.join(split, x)) for x in splits]
     raise UserError(
       f'{where} has the folders {some(folders)}. Expected classes, but '
-      f'{", ".join(splits)} look like splits with the classes {some(inside)}. '
-      f'Choose one, e.g. split={splits[0]!r} ({flags}), or open its own path; '
-      'unpack a tar file first. If they are classes, list them in class_names.'
+      f'{", ".join(splits)} look like splits. Choose one, e.g. split='
+      f'{splits[0]!r} (--config.data.source.split={flags[0]} '
+      f'--config.evals.test.data.source.split={flags[-1]}), or open its own '
+      'path. If they are classes, list them in class_names.'
     )
-  if len(folders) == 1:
-    parents = {posixpath.dirname(x) for x in files}
-    common = posixpath.commonpath(parents)
-    inside = {posixpath.relpath(x, common).split('/')[0] for x in parents}
-    if len(inside - {'.'}) > 1:
-      raise UserError(
-        f'{where} has one class, {folders[0]!r}, with the sub-folders '
-        f'{some(sorted(inside - {"."}))}. If these are the classes, use '
-        f'{where}/{common}. If not, list the class in class_names.'
-      )
-  counts = collections.Counter(x for inside in below.values() for x in inside)
+  common = posixpath.commonpath(parents)
+  inside = sorted({x[len(common) + 1 :].split('/')[0] for x in parents} - {''})
+  if common and len(inside) > 1:
+    raise UserError(
+      f'{where} has one class, {common}, with the folders {some(inside)}. Use '
+      f'{where}/{common} if these are the classes; else, set class_names.'
+    )
+  counts = collections.Counter(x[1] for x in pairs if x[1:])
   if max(counts.values(), default=0) > max(1, len(folders) / 2):
-    tables.say_once(
-      f'{where}: the classes are the folders {some(folders)}. Their sub-folders'
-      f' are not classes {some(sorted(counts))}'
-    )
+    what = f'not their sub-folders {some(sorted(counts))}'
+    tables.say_once(f'{where}: the classes are {some(folders)}; {what}')
 
 
 def _in_splits(root, split, found):
-  """Return (classes, other folders) of all splits that share a class.
-
-  `found` has the classes of this split.
-  """
-  tops, is_shown = [root], image_files.is_shown
-  for _ in pathlib.PurePath(split or '').parts:
+  """Return the classes of all splits that share one, and other folders."""
+  tops, folded = [root], {*map(str.casefold, found)}
+  for _ in pathlib.PurePath(split).parts:
     tops = [x / y for x in tops for y in _folders(x) if is_shown(f'{y}/')]
-  splits = [{tables.clean(y): x / y for y in _folders(x)} for x in tops]
-  seen = set().union(*splits)
-  classes = {*found}
-  for each in splits * len(splits):  # any two may share a class
-    if {*map(str.casefold, classes)} & {*map(str.casefold, each)}:
-      classes |= {x for x in each if is_shown(f'{x}/')}
-  for name in classes - found:
-    paths = [x[name] for x in splits if name in x]
-    if not any(is_image(y) for x in paths for y in walk(os.fspath(x))):
-      classes.remove(name)
-  return classes, seen - classes
+  splits = [{tables.clean(y): f'{x / y}' for y in _folders(x)} for x in tops]
+  shared = [x for x in splits if folded & {*map(str.casefold, x)}]
+  names = {*found}
+  for name, path in (pair for x in shared for pair in x.items()):
+    if name not in names and is_shown(f'{name}/'):
+      names |= {name} if any(map(is_image, walk(path))) else set()
+  return sorted(names), sorted(set().union(*splits) - names)
 
 
 def _folders(path):
-  """Return the sorted names of the sub-folders without a dot and loops."""
+  """Return the sorted names of the sub-folders without loops."""
   real = os.path.realpath
   here = epath.Path(real(path))
   found = (x for x in path.iterdir() if x.name[0] != '.' and x.is_dir())

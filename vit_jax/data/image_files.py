@@ -66,12 +66,9 @@ def walk(folder: str) -> list[str]:
 
 
 def _refuse(error):
-  """Raise UserError if a folder is there, but cannot be listed."""
-  if not isinstance(error, FileNotFoundError | NotADirectoryError):
-    raise UserError(
-      f'{error.filename} cannot be listed: {error.strerror}. Change its '
-      'permissions, or move it to another place.'
-    ) from error
+  """Raise an error of a folder that is there, but cannot be listed."""
+  if not isinstance(error, FileNotFoundError):
+    raise error
 
 
 def find(patterns: Iterable[str]) -> list[str]:
@@ -83,39 +80,28 @@ def find(patterns: Iterable[str]) -> list[str]:
   found: set[str] = set()
   for pattern in patterns:
     path = epath.Path(pattern).expanduser()
-    if path.exists() and not path.is_dir():
-      found.add(os.fspath(path))
-      continue
-    matches = [path]
-    if not path.exists():
-      matches = [*map(epath.Path, glob.glob(os.fspath(path), recursive=True))]
-    files = {y for x in matches if _is_new(x, path) for y in _files(x)}
-    here = set(filter(is_image, files))
-    others = sorted(files - here)
+    name = os.fspath(path)
+    matches = [name] if path.exists() else glob.glob(name, recursive=True)
+    files = {y for x in matches for y in _files(epath.Path(x))}
+    start = {x: len(os.path.commonpath([x, name])) for x in files}
+    files = {x for x in files if is_shown(x[start[x] :])}
+    here = {x for x in files if is_image(x) or x == name}
     if not here:
       raise UserError(
-        f'{pattern}: no images found, and {len(others)} other files. Give'
-        ' files, folders that contain images at any depth, or globs. The'
-        f' endings are {", ".join(ENDINGS)}.'
+        f'{pattern}: no images found. Give files, folders that contain images'
+        f' at any depth, or globs. The endings are {", ".join(ENDINGS)}.'
       )
-    if others:
+    if others := sorted(files - here):
       text = f'{pattern}: ignored files that are not images {some(others)}'
       print(terminal.printable(text), file=sys.stderr)
     found |= here
   return sorted(found)
 
 
-def _is_new(match, path):
-  """Return whether the parts that a glob has found are shown."""
-  parts = '/'.join(x for x in match.parts if x not in path.parts)
-  return is_shown(parts + '/' * match.is_dir())
-
-
 def _files(path):
-  """Return the files that a path, of a file or a folder, stands for."""
-  if path.is_dir():
-    return [os.fspath(path / x) for x in walk(os.fspath(path))]
-  return [os.fspath(path)]
+  """Return the paths of the files in a folder, or of the file."""
+  inside = walk(os.fspath(path)) if path.is_dir() else ['']
+  return [os.fspath(path / x) for x in inside]
 
 
 @functools.cache  # of what raises nothing: evaluators read the same folder

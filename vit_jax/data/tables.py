@@ -7,14 +7,13 @@ import io
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
 from vit_jax.io import terminal
-from vit_jax.io.files import escaped
 from vit_jax.types import PathLike, UserError
 
 say_once = functools.cache(terminal.say)  # evaluators read the same folder
@@ -56,7 +55,7 @@ def encode(
     different = {*values}
     are_ints = all(x.removeprefix('-').isdigit() for x in different)
     if not are_ints or different <= set(names or ()):
-      names = ordered(where, different) if names is None else names
+      names = sorted(different) if names is None else names
       return indices(where, values, names), names
     values = [int(value) for value in values]
   found = np.array(values)
@@ -71,21 +70,11 @@ def encode(
   return found.astype(np.int32), names
 
 
+@functools.cache
 def clean(name: str) -> str:
-  """Return the name of a class in composed Unicode (NFC), as one text."""
-  return unicodedata.normalize('NFC', escaped(name))
-
-
-def ordered(where: str, names: Iterable[str]) -> list[str]:
-  """Return the sorted names of classes; say which differ by case only."""
-  found = sorted(names)
-  times = collections.Counter(name.casefold() for name in found)
-  if same := [name for name in found if times[name.casefold()] > 1]:
-    say_once(
-      f'{where}: these classes differ in upper and lower case only: {same}. '
-      'Rename them if they are the same.'
-    )
-  return found
+  """Return the name of a class in one form: in NFC, on one line, printable."""
+  name = terminal.printable(name).replace('\n', '\\n')
+  return unicodedata.normalize('NFC', name)
 
 
 def indices(
@@ -97,6 +86,10 @@ def indices(
       f'{where} has the classes {unknown[:10]}, which class_names does not'
       f' have. It has {list(names[:10])}.'
     )
+  times = collections.Counter(map(str.casefold, names))
+  if same := [x for x in names if times[x.casefold()] > 1]:
+    what = 'classes that differ in upper and lower case only'
+    say_once(f'{where} has {what}; rename them if they are the same: {same}')
   label_of = {name: label for label, name in enumerate(names)}
   return np.array([label_of[x] for x in classes], np.int32)
 

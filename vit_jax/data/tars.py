@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.data import image_files, tables
-from vit_jax.data.folder import classes_of
+from vit_jax.data.folder import check_classes, class_of
 from vit_jax.types import PathLike, UserError
 
 
@@ -43,35 +43,33 @@ class Tar:
       with self._path.open('rb') as file, tarfile.open(fileobj=file) as tar:
         paths = {_path(x) for x in tar if not x.isdir()}
       # The headers of inner tar files are not read: each is a folder.
-      shown = set(filter(_is_shown, paths))
-      root = posixpath.commonpath({*map(posixpath.dirname, shown)} or {''})
-      self._start = len(posixpath.join(root, ''))
-      found = [x for x in shown if '/' in x[self._start :]]
-      names = {*classes_of(f'{path}', [x[self._start :] for x in found])}
-      if others := sorted(paths - {*found}):
-        tables.say_once(
-          f'{path}: ignored files that are not images in class folders '
-          f'{image_files.some(others)}'
-        )
+      parents = {posixpath.dirname(x) for x in paths if _is_shown(x)}
+      self._root = posixpath.commonpath(parents or {''}) + '/'
+      paths = {x.removeprefix(self._root) for x in paths}
+      found = {x for x in paths if '/' in x and _is_shown(x)}
+      names = set(map(class_of, found))
+      if others := sorted(paths - found):
+        what = f'not images in class folders {image_files.some(others)}'
+        tables.say_once(f'{path}: ignored files that are {what}')
       if len(names) < 2:
         raise UserError(
           f'{path} has no images in folders. Expected a folder, or an inner tar'
           ' file, for each class.'
         )
-    # ImageNet's WordNet ids, sorted, are its labels.
-    self.class_names = tables.ordered(f'{path}', names)
+      check_classes(f'{path}', found)
+    self.class_names = sorted(names)  # ImageNet's WordNet ids: its labels
 
   def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
     labels = {name: i for i, name in enumerate(self.class_names)}
+    classes = self._classes
     with self._path.open('rb') as file, tarfile.open(None, 'r|*', file) as tar:
       for path, data in _images(tar):
-        if self._classes:
-          name = self._classes[posixpath.basename(path)]
+        if classes:
+          name = classes[posixpath.basename(path)]
         else:
-          name, slash, _ = path[self._start :].partition('/')
-          if not slash:
-            continue
-        yield path, {'image': data, 'label': labels[tables.clean(name)]}
+          name = class_of(path.removeprefix(self._root))
+        if name in labels:
+          yield path, {'image': data, 'label': labels[name]}
 
 
 def imagenet(folder: PathLike, split: str) -> Tar:
@@ -106,7 +104,7 @@ def _images(tar, folder=''):
 
 def _path(member):
   """Return the path of a member; an inner tar file is the folder 'NAME/'."""
-  path = posixpath.normpath(member.name)
+  path = posixpath.normpath(member.name).lstrip('/')
   is_tar = member.isfile() and path.endswith('.tar')
   return path.removesuffix('.tar') + '/' if is_tar else path
 

@@ -45,16 +45,12 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
       partial.write_text(content)
 
 
-def escaped(text: str) -> str:
-  """Return text with bytes of file names that are not UTF-8 escaped."""
-  return text.encode('utf-8', 'backslashreplace').decode()
-
-
 def csv_line(row: Iterable[Any]) -> str:
-  """Return a row of a CSV in UTF-8, which ends with a line feed."""
+  """Return a line of a CSV. Bytes of names that are not UTF-8 are escaped."""
   line = io.StringIO()
   csv.writer(line).writerow(row)  # quotes a CR in a name only if it ends lines
-  return escaped(line.getvalue().removesuffix('\r\n')) + '\n'
+  text = line.getvalue().removesuffix('\r\n') + '\n'
+  return text.encode('utf-8', 'backslashreplace').decode()
 
 
 def write_json(path: PathLike, content: Any) -> None:

@@ -112,14 +112,14 @@ def _lock(path):
 
 
 def make(workdir: PathLike, arguments: Mapping[str, Any]) -> None:
-  """Make the directory; UserError if a source searches it for images."""
-  path = os.path.realpath(workdir)
+  """Make the directory, which no source may search for images."""
+  path = epath.Path(os.path.realpath(workdir))
   for key, data in _sources(arguments):
     root = getattr(getattr(data, 'source', None), 'root', None)
-    if root and epath.Path(path).is_relative_to(os.path.realpath(root)):
+    if root and path.is_relative_to(os.path.realpath(root)):
       raise UserError(
-        f'--workdir={workdir} is inside the data: {key} takes each image below '
-        f'{root}. Use a directory outside of it; move an earlier run there.'
+        f'--workdir={workdir} is inside {root}, where {key} finds images. Use '
+        'a directory outside of it, and move an earlier run there.'
       )
   epath.Path(workdir).mkdir(parents=True, exist_ok=True)
 

@@ -31,7 +31,7 @@ from vit_jax.data import images, tars, views, workers
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import resize
 from vit_jax.io import terminal
-from vit_jax.io.files import csv_line, escaped
+from vit_jax.io.files import csv_line
 from vit_jax.tools import parsers
 from vit_jax.types import PathLike, UserError
 
@@ -183,8 +183,7 @@ def write(
     terminal.say(f'{folder}: {info.num_examples:,} examples of {split}.')
   if left_out:
     rows = [('split', 'file_name', 'reason'), *left_out]
-    text = ''.join(map(csv_line, rows))
-    (made / 'left_out.csv').write_bytes(text.encode())
+    (made / 'left_out.csv').write_text(''.join(map(csv_line, rows)), 'utf-8')
     terminal.say(f'Left out {len(left_out):,}, see {folder}/left_out.csv.')
   made.rename(folder)
   shutil.rmtree(partial)
@@ -197,12 +196,13 @@ def _process(source, function):
   def reads():
     if not hasattr(source, '__getitem__'):
       for name, example in source:
-        yield escaped(name), functools.partial(dict, example)
+        yield terminal.printable(name), functools.partial(dict, example)
       return
     file_name = getattr(source, 'file_name', lambda index: None)
     for index in range(len(source)):
       name = file_name(index) or views.describe(source, index)
-      yield escaped(name), functools.partial(source.__getitem__, index)
+      read = functools.partial(source.__getitem__, index)
+      yield terminal.printable(name), read
 
   return workers.read_ahead(
     lambda named: function(source, *named), reads(), 2 * workers.cores()
