@@ -107,6 +107,7 @@ class Folder:
 
 def _from_folders(root, split, names):
   """Return (paths relative to the root or split, labels, class names)."""
+  next(iter(root.iterdir()), None)  # raises an error if the folder is missing
   base, split = root / (split or ''), split or ''
   files = _images(base)
   found = list(map(class_of, files))
@@ -188,6 +189,11 @@ def _images(base, nested=True):
       f'{base} has no images{where}, and {len(others)} other files. Expected '
       f'{base}/{"CLASS/" if nested else ""}IMAGE with an ending of '
       f'{", ".join(image_files.ENDINGS)}.'
+    )
+  if runs := [x for x in others if x.endswith('/resume.json')]:
+    raise UserError(
+      f'{base} contains the workdir of a run, {posixpath.dirname(runs[0])}. '
+      'Move it to another place: its images are not examples.'
     )
   if others:
     tables.say_once(

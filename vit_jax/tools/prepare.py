@@ -174,7 +174,7 @@ def write(
         if example is None:
           left_out.append((split, name, reason))
         else:
-          yield index, {**example, 'file_name': name}
+          yield index, {**example, 'file_name': terminal.printable(name)}
 
   builder = Prepared(data_dir=partial, file_format='array_record')
   builder.download_and_prepare()
@@ -196,13 +196,12 @@ def _process(source, function):
   def reads():
     if not hasattr(source, '__getitem__'):
       for name, example in source:
-        yield terminal.printable(name), functools.partial(dict, example)
+        yield name, functools.partial(dict, example)
       return
     file_name = getattr(source, 'file_name', lambda index: None)
     for index in range(len(source)):
       name = file_name(index) or views.describe(source, index)
-      read = functools.partial(source.__getitem__, index)
-      yield terminal.printable(name), read
+      yield name, functools.partial(source.__getitem__, index)
 
   return workers.read_ahead(
     lambda named: function(source, *named), reads(), 2 * workers.cores()
