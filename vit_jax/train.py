@@ -176,7 +176,7 @@ def train(
     saved: dict[str, Any] = {'position': 0}
     if newest is not None:
       state, saved = saver.restore(ready.state)
-      origin = f'resumed at step {newest} of {workdir}'
+      origin = f'resumed at step {state.step} of {workdir}'
     else:
       state = ready.init(jax.random.key(seed))
       origin = 'initialised from scratch'
@@ -185,7 +185,7 @@ def train(
     start = int(state.step)
     check_finite(state, start, mesh)
     teacher = [ready.objective.teacher.load(x) for x in ready.shapes[2:]]
-    workdirs.record_start(workdir, basis, changed, newest)
+    workdirs.record_start(workdir, basis, changed, start)
     if choices:
       workdirs.write(workdir, 'attention.json', choices)
     workdirs.record_config(workdir, provenance)

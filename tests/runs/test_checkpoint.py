@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
 from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
 from vit_jax.train import TrainState
-from vit_jax.types import Kind
+from vit_jax.types import Kind, UserError
 
 SGD = optax.sgd(0.1, momentum=0.9)
 
@@ -270,13 +271,40 @@ def test_a_run_resumes_from_the_newest_whole_checkpoint(
 
 
 @reads_damage
-def test_damaged_parameters_are_refused(tmp_path):
+def test_a_step_that_is_damaged_again(tmp_path, capsys):
+  """Nothing that was set aside is lost."""
+  restore = saved(tmp_path, 3, 5)
+  for name in ('damaged-5', 'damaged-5.2', 'damaged-5.3'):
+    newest = tmp_path / 'checkpoints' / '5'
+    (newest / 'record' / 'metadata').write_text(name)
+    assert restore()[1] == {'position': 6}
+    assert (
+      f'5 is damaged and was renamed to {name}: ' in capsys.readouterr().out
+    )
+    renamed = newest.with_name(name)
+    assert (renamed / 'record' / 'metadata').read_text() == name
+    shutil.copytree(renamed, newest)
+
+
+@reads_damage
+@pytest.mark.parametrize(
+  ('item', 'file', 'how', 'reason'),
+  [
+    ('ema', 'ocdbt*/d/*', 'flip', '1 arrays .* differ from their checksum'),
+    ('params', 'ocdbt*/d/*', 'flip', '1 arrays'),
+    ('params', 'manifest.ocdbt', 'flip', 'DATA_LOSS: Error opening'),
+    ('params', '_METADATA', 'flip', ''),
+    ('record', 'metadata', 'flip', ''),
+  ],
+)
+def test_damaged_parameters_are_refused(item, file, how, reason, tmp_path):
   saved(tmp_path, 3, 5, ema=True)
-  for item, ema in (('ema', 'auto'), ('params', False)):
-    files = (tmp_path / 'checkpoints' / '5' / item).glob('ocdbt*/d/*')
-    damage(max(files, key=lambda f: f.stat().st_size), 'flip')
-    with pytest.raises(ValueError, match=r'checkpoints/5: 1 arrays'):
-      checkpoint.load_params(tmp_path, ema=ema)
+  files = (tmp_path / 'checkpoints' / '5' / item).glob(file)
+  damage(max(files, key=lambda f: f.stat().st_size), how)
+  with pytest.raises(
+    UserError, match=rf'5 is damaged: {reason}.*\. Put .* steps: \[3\]'
+  ):
+    checkpoint.load_params(tmp_path, ema=item != 'params')
   checkpoint.load_params(tmp_path, step=3)
   assert names_in(tmp_path) == ['3', '5']
 

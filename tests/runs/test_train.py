@@ -138,8 +138,11 @@ class Torn(Digits):
     return super().__getitem__(index)
 
 
-def test_a_run_resumes_and_extends(tmp_path):
-  """Evaluators see the EMA; a longer run is a change that is allowed."""
+def test_a_run_resumes_and_extends(tmp_path, capsys):
+  """Evaluators see the EMA; a longer run is a change that is allowed.
+
+  The newest checkpoint is damaged, so that a step is repeated.
+  """
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   evals = {'spy': Evaluation(Spy)}
   data = Data(Torn(split='train'), batch_size=16, on_error='skip')
@@ -147,7 +150,9 @@ def test_a_run_resumes_and_extends(tmp_path):
   final = run(whole, **options)
   np.testing.assert_array_equal(Spy.seen[-1], final.ema['Dense_0']['bias'])
   assert not np.array_equal(Spy.seen[-1], final.params['Dense_0']['bias'])
-  run(parts, total=steps(3), **options)
+  each = Checkpoints(every=steps(1), keep_last=2)
+  run(parts, total=steps(3), checkpoints=each, **options)
+  (parts / 'checkpoints' / '3' / 'record' / 'metadata').unlink()
   with pytest.raises(ChangedRunError, match='total_steps: 3 -> 6'):
     run(parts, **options)
   allowed = Provenance(allow_changes=['total'])
@@ -162,7 +167,9 @@ def test_a_run_resumes_and_extends(tmp_path):
   assert steps_of(parts) == steps_of(whole) == [1, 2, 3, 4, 5, 6]
   skipped, same = (steps_of(x, of='data_skipped') for x in (whole, parts))
   assert skipped == same == sorted(skipped) and skipped[-1] > 9
-  assert 'total_steps' in (parts / 'changes.jsonl').read_text()
+  assert f'resumed at step 2 of {parts};' in capsys.readouterr().out
+  (change,) = (parts / 'changes.jsonl').read_text().splitlines()
+  assert '"step": 2, "key": "total_steps", "old": 3' in change
   with pytest.raises(ChangedRunError, match='seed: 0 -> 1'):
     run(parts, seed=1, **options)
 

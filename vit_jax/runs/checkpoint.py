@@ -12,7 +12,9 @@ depends on the values and their places, not on the sharding. A change within one
 element always changes it; other changes go unnoticed with probability 2^-32.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -156,19 +158,21 @@ class Checkpointer:
     for step in sorted(self._manager.all_steps(), reverse=True):
       reason = ''
       try:
-        found = self._read(step, abstract_state)
-      except (MemoryError, jax.errors.JaxRuntimeError, DoesNotFitError):
-        raise  # not the fault of the files
-      except Exception as error:
-        reason = ' '.join(str(error).split())[:300] or type(error).__name__
+        with _explaining_damage(self.directory / str(step)):
+          found = self._read(step, abstract_state)
+      except DamagedError as error:
+        reason = error.reason
       if hosts.on_any(bool(reason)):
         damaged[step] = reason or 'another host cannot read it'
         continue
       for other, reason in damaged.items():
-        name, path = f'damaged-{other}', self.directory / str(other)
+        path = self.directory / str(other)
+        renamed = _free(self.directory / f'damaged-{other}')
         if jax.process_index() == 0:
-          path.rename(self.directory / name)
-        terminal.say(f'{path} is damaged and was renamed to {name}: {reason}')
+          path.rename(renamed)
+        terminal.say(
+          f'{path} is damaged and was renamed to {renamed.name}: {reason}'
+        )
       if damaged:
         multihost_utils.sync_global_devices('damaged checkpoints')
         self._manager.reload()
@@ -185,7 +189,7 @@ class Checkpointer:
     _check_fits(path, recorded['arrays'], items)
     restore = {k: ocp.args.StandardRestore(x) for k, x in items.items()}
     found = self._manager.restore(step, args=ocp.args.Composite(**restore))
-    _verify(path, recorded['arrays'], {name: found[name] for name in items})
+    _verify(recorded['arrays'], {name: found[name] for name in items})
     state = dataclasses.replace(
       abstract_state,
       params=found['params'],
@@ -210,6 +214,38 @@ class Checkpointer:
 
 class DoesNotFitError(UserError):
   """Error of a checkpoint that has other arrays than this run."""
+
+
+class DamagedError(UserError):
+  """A checkpoint that cannot be read; the attribute `reason` says why."""
+
+  def __init__(self, path: epath.Path, reason: str) -> None:
+    steps = [x for x in workdirs.steps(path.parent) if str(x) != path.name]
+    super().__init__(
+      f'{path} is damaged: {reason.rstrip(".")}. Put a good copy there, or use '
+      f'another checkpoint there. Other steps: {steps}.'
+    )
+    self.reason = reason
+
+
+@contextlib.contextmanager
+def _explaining_damage(path):
+  """Context manager that raises DamagedError for the errors of a read."""
+  try:
+    yield
+  except (MemoryError, jax.errors.JaxRuntimeError, DoesNotFitError):
+    raise  # not the fault of the files
+  except Exception as error:
+    reason = ' '.join(str(error).split())[:300] or type(error).__name__
+    raise DamagedError(path, reason) from error
+
+
+def _free(path):
+  """Return the path, or if it exists the first of PATH.2, PATH.3, ..."""
+  names = itertools.count(2)
+  while path.exists():
+    path = path.with_suffix(f'.{next(names)}')
+  return path
 
 
 def _items(state):
@@ -242,7 +278,7 @@ def _recorded(path):
   return found
 
 
-def _verify(path, arrays, items):
+def _verify(arrays, items):
   """Raise UserError if an array of {item: tree} differs from its checksum."""
   bad = [
     f'{name}/{key}'
@@ -251,9 +287,7 @@ def _verify(path, arrays, items):
     if arrays[name][key][2] != found
   ]
   if bad:
-    raise UserError(
-      f'{path}: {len(bad)} arrays ({bad[0]}) differ from their checksum.'
-    )
+    raise UserError(f'{len(bad)} arrays ({bad[0]}) differ from their checksum.')
 
 
 def _shapes(arrays):
@@ -353,14 +387,14 @@ def load_params(
   if ema is True and not has_ema:
     raise UserError(f'{directory} has no EMA. Leave out ema=True.')
   item = 'ema' if ema and has_ema else 'params'
-  arrays = _recorded(directory)['arrays']
-  as_numpy = dict.fromkeys(
-    arrays[item], ocp.RestoreArgs(restore_type=np.ndarray)
-  )
-  with ocp.PyTreeCheckpointer() as reader:
+  with _explaining_damage(directory), ocp.PyTreeCheckpointer() as reader:
+    arrays = _recorded(directory)['arrays']
+    as_numpy = dict.fromkeys(
+      arrays[item], ocp.RestoreArgs(restore_type=np.ndarray)
+    )
     found = reader.restore(
       (directory / item).absolute(), restore_args=tree.unflatten(as_numpy)
     )
-  params = tree.flatten(found)
-  _verify(directory, arrays, {item: params})
+    params = tree.flatten(found)
+    _verify(arrays, {item: params})
   return params, directory
