@@ -112,6 +112,26 @@ def test_help_is_a_success(tmp_path):
       r'model\.depth=1000000000: must be between 1 and 1000\.',
     ),
     (
+      '--config=vit_jax:finetune:pets --config.optimizer.learning_rate=1e-3',
+      r'optimizer\.learning_rate: .*sets it\. Set schedule\.lr instead',
+    ),
+    (
+      '--config=vit_jax:finetune:pets --config.optimizer.mask=True',
+      r'optimizer\.mask: .* Set optimizer\.decay_mask instead',
+    ),
+    (
+      '--config=vit_jax:deit:deit,S/16 --config.objective.objective.model=3',
+      r'objective\.objective\.model: .*_xent sets it\. Set model instead',
+    ),
+    (
+      '--config=vit_jax:evaluate:folder --config.evals.test.mesh.data=8',
+      r'evals\.test\.mesh: .*Classification sets it\. Set mesh instead',
+    ),
+    (
+      '--config=vit_jax:finetune:pets --config.optimizer.lr=1e-3',
+      r"no argument 'lr'\. It takes: (?!.*(learning_rate|\bmask))",
+    ),
+    (
       '--config=vit_jax:transfer --config.shared.wieghts=/tmp/x',
       r"no run refers to 'wieghts' \(did you mean 'weights'\?\)",
     ),

@@ -24,7 +24,7 @@ from vit_jax.config.values import (
   without_none,
 )
 from vit_jax.durations import UNITS, Duration
-from vit_jax.types import Dtype
+from vit_jax.types import Dtype, Supplied
 
 # Arguments that a config cannot set.
 HIDDEN = ('workdir', 'provenance')
@@ -219,7 +219,14 @@ class _Plan:
     if not callable(fn):
       self.problems.append(f'{where}: {fn!r} is not a class or a function.')
       return None
-    call = self.call(fn, values, where, also=also)
+    supplied = supplied_to(fn, annotation)
+    for key in [x for x in values if x in supplied]:
+      del values[key]
+      self.problems.append(
+        f'{join(where, key)}: the code that calls {full_name(fn)} sets it. Set '
+        f'{supplied[key]} instead.'
+      )
+    call = self.call(fn, values, where, (*supplied,), also)
     if not takes_partials(annotation):
       self.require_all(call)
     return call
@@ -426,6 +433,15 @@ def takes_partials(annotation: Any) -> bool:
     collections.abc.Callable,
     functools.partial,
   )
+
+
+def supplied_to(fn: Any, annotation: Any) -> dict[str, str]:
+  """Return {argument of fn that its caller sets: key to use instead}."""
+  first = next(iter(parameters_of(fn)), '')
+  for each in getattr(annotation, '__metadata__', ()):
+    if isinstance(each, Supplied):
+      return {first: each.first, **each.others}
+  return {}
 
 
 def item_of(annotation: Any) -> Any:

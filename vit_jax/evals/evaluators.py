@@ -16,14 +16,21 @@ arguments of its config. Optional attributes of an evaluator:
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.runs import compiled
-from vit_jax.types import Kind, Model, Params, Preprocess, UserError
+from vit_jax.types import (
+  Kind,
+  Model,
+  Params,
+  Preprocess,
+  Supplied,
+  UserError,
+)
 
 
 class Evaluator(Protocol):
@@ -33,7 +40,10 @@ class Evaluator(Protocol):
 
 
 # (model, *, preprocess, mesh) -> Evaluator.
-Factory = Callable[..., Evaluator]
+Factory = Annotated[
+  Callable[..., Evaluator],
+  Supplied('model', {'preprocess': 'preprocess', 'mesh': 'mesh'}),
+]
 
 
 def make(

@@ -18,6 +18,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,7 @@ from vit_jax.types import (
   PyTree,
   Rate,
   Share,
+  Supplied,
   UserError,
 )
 
@@ -45,7 +47,10 @@ KERNELS = ('.*/kernel',)
 
 Multipliers = Sequence[tuple[PathRule, NonNegative]]  # ((path rule, factor),)
 
-Rule = Callable[..., optax.GradientTransformation]
+Rule = Annotated[
+  Callable[..., optax.GradientTransformation],
+  Supplied('schedule.lr', {'mask': 'optimizer.decay_mask'}),
+]
 
 
 @dataclasses.dataclass(frozen=True)
