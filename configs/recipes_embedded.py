@@ -95,7 +95,7 @@ def add_seeds(
     run = train(args, task, seed, settings)
     run.data.transforms = (*run.data.transforms, *transforms)
     if task == 'glyphs' and name == rate_of:
-      run.evals.progress = common.classification(
+      run.evals.during = common.classification(
         run.evals.val.data, every_steps=25
       )
     run.best_of = common.best_of(f'{task}_{rate_of}_lr.*', 'val/accuracy')
@@ -142,7 +142,7 @@ def reports(tried):
     TASKS[task]: (task, 'val/accuracy') for task in ('finetune', 'scratch')
   }
   lines = {
-    row: (embedded.measured(f'glyphs_{name}')['runs'], 'progress/accuracy')
+    row: (embedded.measured(f'glyphs_{name}')['runs'], 'during/accuracy')
     for row, name in rules.items()
   }
   title = 'Pre-training on glyphs (mean ± std of the seeds)'

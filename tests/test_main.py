@@ -89,6 +89,11 @@ def call(config, workdir, *flags):
       [],
       r"FileNotFoundError: .*'/none'",
     ),
+    (
+      '',
+      ['--config.total_epochs=1e18', '--config.total_steps=None'],
+      r'epochs=1e\+18 are .* at most',
+    ),
     ('', ['--study_member=1'], r'train has no argument member, which a flag'),
   ],
 )
@@ -150,7 +155,9 @@ SETTINGS = [
 ]
 
 
-def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
+def test_keys_that_the_file_does_not_have(
+  config, tmp_path, capsys, monkeypatch
+):
   flags = ['--config.seed=5', *SETTINGS, '--config.seed=0', '--print_config']
   call(f'{config}:{EVALS}', tmp_path, *flags)
   shown = capsys.readouterr().out
@@ -165,7 +172,8 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert 'data 1, fsdp 8' in shown and '7,594' in shown
   assert not (tmp_path / 'config.json').exists()
 
-  call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--config.logging.profile=2')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  call(f'{config}:{EVALS}', '~', *SETTINGS, '--config.logging.profile=2')
   assert list(tmp_path.glob('profile/0/plugins/profile/*/perfetto_trace*'))
   preset = json.loads((tmp_path / 'preset.json').read_text())
   assert preset['config'] == f'{config}:{EVALS}'

@@ -78,5 +78,10 @@ class Timeline:
       value = value * self.num_examples / self.batch_size
     elif duration.unit == 'examples':
       value = value / self.batch_size
+    if value >= 2**31:  # steps are counted by int32
+      raise UserError(
+        f'{duration.unit}={duration.value!r} are {value:.3g} steps. Use less: '
+        'a run has at most 2**31 - 1.'
+      )
     # Rounded first: 0.29 * 100 is 28.999999999999996.
     return max(1, int(round(value, 6))) if value > 0 else 0

@@ -71,6 +71,7 @@ def evaluate(
   """
   stopwatch, provenance = Stopwatch(), provenance or Provenance()
   workdirs.make(workdir, {'evals': evals})
+  workdirs.refuse_other('evaluate', workdir)
   mesh = mesh.make()
   weights = surgery.read(init_from) if init_from else None
   if weights is not None:
@@ -107,11 +108,9 @@ def evaluate(
   if dry_run:
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
-  if workdirs.newest_step(workdir) is None:  # no training run is there
-    basis = workdirs.basis_of(provenance.entries)
-    workdirs.record_start(workdir, basis)
-    if choices:
-      workdirs.write(workdir, 'attention.json', choices)
+  workdirs.record_start(workdir, workdirs.basis_of(provenance.entries))
+  if choices:
+    workdirs.write(workdir, 'attention.json', choices)
   workdirs.record_config(workdir, provenance)
 
   with compiled.explaining(

@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
       hosts.initialize(
         _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
       )
-  workdir = str(_WORKDIR.value)
+  workdir = os.path.expanduser(str(_WORKDIR.value))
   with terminal.one_message():
     if _DISTRIBUTED.value:
       hosts.refuse_differences(workdirs.facts(call, _supplied()))

@@ -120,6 +120,7 @@ def train(
   stopwatch = Stopwatch()
 
   # 1. Is this the same run as before, if there was one?
+  workdirs.refuse_other('train', workdir)
   provenance = provenance or Provenance()
   settings = Settings(
     model=model,

@@ -58,6 +58,13 @@ def test_values_that_a_unit_cannot_have(value, unit):
     Duration(value, unit)
 
 
+@pytest.mark.parametrize('total', [steps(1e21), epochs(1e308), steps(10**30)])
+def test_more_steps_than_can_be_counted(total):
+  with pytest.raises(ValueError, match=r' steps\. .* has at most 2\*\*31 - 1'):
+    Timeline(4096, 1_281_167).steps(total)
+  assert Timeline(1, 1).steps(steps(2**31 - 1)) == 2**31 - 1
+
+
 # Learning rates.
 
 

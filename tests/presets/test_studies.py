@@ -336,7 +336,7 @@ def changed(run, baseline):
     key.split('.')[0]
     for key in one.keys() | other.keys()
     if one.get(key) != other.get(key)
-    and not key.startswith('evals.progress')
+    and not key.startswith('evals.during')
     and not key.endswith('seed')
   }
 

@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.runs import compiled
+from vit_jax.runs.metrics import OF_A_RUN
 from vit_jax.types import (
   Kind,
   Model,
@@ -59,6 +60,13 @@ def make(
 
   `class_names` name the model's outputs, or are None.
   """
+  reserved = {'step', 'time', *(x.partition('/')[0] for x in OF_A_RUN)}
+  if bad := [x for x in evals if not x or '/' in x or x in reserved]:
+    raise UserError(
+      f'evals.{bad[0]}: {bad[0]!r} cannot be the name of an evaluator, which '
+      'begins the names of its metrics and of its files. Use a name without '
+      f'"/" other than {", ".join(sorted(reserved))}.'
+    )
   made = {}
   for name, factory in evals.items():
     try:

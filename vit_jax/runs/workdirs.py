@@ -12,6 +12,7 @@ An argument that does not change results is marked HARMLESS where it is
 declared, and MACHINE if it may even differ between the hosts of a run.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import fcntl
@@ -134,6 +135,25 @@ def read(workdir: PathLike, name: str) -> dict[str, Any]:
   """Return the content of a JSON file in the directory; {} if it is missing."""
   file = epath.Path(workdir) / name
   return read_json(file) if file.exists() else {}
+
+
+def refuse_other(kind: str, workdir: PathLike) -> None:
+  """Raise UserError if the workdir has another kind of run.
+
+  Kinds are 'train', 'evaluate' and 'study'. One would overwrite the config of
+  another, and mix its records with its own.
+  """
+  found = ''
+  with contextlib.suppress(UserError):  # damaged: it is written again
+    run = read(workdir, 'config.json').get('run', '')
+    found = str(run).rpartition('.')[2]
+  if (epath.Path(workdir) / 'model.json').exists():
+    found = 'train'
+  if found in {'train', 'evaluate', 'study'} - {kind}:
+    raise UserError(
+      f'--workdir={workdir} has the results of another kind of run, {found}. '
+      f'Use another folder, such as --workdir={epath.Path(workdir) / kind}.'
+    )
 
 
 def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
