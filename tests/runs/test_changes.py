@@ -12,6 +12,7 @@ from vit_jax import config as configs
 from vit_jax import study
 from vit_jax.runs import workdirs
 from vit_jax.runs.workdirs import ChangedRunError
+from vit_jax.types import UserError
 
 DIGITS = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': 'train'}
 
@@ -110,6 +111,21 @@ def test_a_harmless_change_passes(changed, tmp_path):
 def test_a_run_without_a_checkpoint_may_change(tmp_path):
   workdirs.record_start(tmp_path, basis())
   assert workdirs.check_changes(tmp_path, basis(seed=1)) == []
+
+
+@pytest.mark.parametrize(
+  'content', ['{}', '', '[]', '{"config": {}, "data": {}}', '{"config": 3}']
+)
+def test_a_damaged_record_of_the_start(content, tmp_path, capsys):
+  """A run does not resume unchecked, unless the user removes the record."""
+  begun(tmp_path, basis())
+  file = tmp_path / 'resume.json'
+  file.write_text(content)
+  with pytest.raises(UserError, match=f'{file} (is damaged|cannot be|has)'):
+    workdirs.check_changes(tmp_path, basis(seed=1))
+  file.unlink()
+  assert workdirs.check_changes(tmp_path, basis(seed=1)) == []
+  assert f'{file} is missing: ' in capsys.readouterr().out
 
 
 def test_changes_are_recorded(tmp_path):

@@ -192,6 +192,31 @@ def test_a_writer_without_start_appends(tmp_path):
   assert read_records(tmp_path / 'nowhere') == []
 
 
+@pytest.mark.parametrize(
+  'kinds', [b'', b'{"a"', b'[]', b'{"a": 3}', b'{"a": {"b": 1}}', b'\xff']
+)
+def test_damaged_files_of_metrics(kinds, tmp_path, capsys):
+  """Whole records are kept; kinds.json is written again."""
+  bad = [b'3', b'[]', b'{"a": 1}', b'{"step": "x"}', b'{"step": 1, "a": null}']
+  lines = [
+    b'{"step": 1, "a": "NaN"}',
+    *bad,
+    b'',
+    b'\xff',
+    b'{"step": 2, "b": 3}',
+  ]
+  (tmp_path / 'metrics.jsonl').write_bytes(b'\n'.join(lines))
+  (tmp_path / 'kinds.json').write_bytes(kinds)
+  with pytest.raises(UserError, match=r'kinds\.json'):
+    metrics.read_kinds(tmp_path)
+  Writer(tmp_path, 2).close()
+  (said,) = capsys.readouterr().out.splitlines()
+  assert said.endswith('metrics.jsonl: 7 damaged lines were left out.')
+  assert metrics.read_kinds(tmp_path) == OF_A_RUN
+  first, second = read_records(tmp_path)
+  assert np.isnan(first['a']) and second == {'step': 2, 'b': 3}
+
+
 class Failing:
   """A writer without the optional methods, which cannot reach its server."""
 

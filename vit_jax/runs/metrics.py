@@ -49,7 +49,6 @@ OF_A_RUN = {
   **dict.fromkeys(('eta_s', 'exaflops', 'data_skipped', 'progress'), ACCOUNT),
   **dict.fromkeys(('data_wait/', 'seconds/', 'cpu_seconds'), ACCOUNT),
 }
-_NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
 
 # Dense bfloat16 FLOP/s of a device by a part of its device_kind, from memory of
 # the vendors' data sheets. The first match counts. A device of a TPU v2 or v3
@@ -444,7 +443,10 @@ class Writer:
       flush_secs=10,
       filename_suffix=f'.{start_step or 0}',  # for two starts in a second
     )
-    known = {**read_kinds(workdir), **OF_A_RUN, **(kinds or {})}
+    known: dict[str, Kind] = {}
+    with contextlib.suppress(UserError):  # damaged: it is written again
+      known = read_kinds(workdir)
+    known |= {**OF_A_RUN, **(kinds or {})}
     workdirs.write(workdir, KINDS, {k: vars(x) for k, x in known.items()})
     self._writers = dict(writers or {})
     self._failed: set[str] = set()
@@ -488,22 +490,38 @@ class Writer:
 
 
 def read_records(workdir: PathLike) -> list[dict[str, Any]]:
-  """Return the records of a run, oldest first, without torn lines."""
+  """Return the records of a run, oldest first.
+
+  Damaged lines are left out and counted, but for a last one that a kill tore.
+  """
   path = epath.Path(workdir) / NAME
   if not path.exists():
     return []
-  records = []
-  for line in path.read_text().splitlines():
-    with contextlib.suppress(ValueError):
-      record = json.loads(line)
-      floats = {k: float(v) for k, v in record.items() if v in _NOT_FINITE}
-      records.append(record | floats)
-  return records
+  records = [_record(line) for line in path.read_bytes().split(b'\n')]
+  if count := records[:-1].count({}):
+    terminal.say(f'{path}: {count} damaged lines were left out.')
+  return [x for x in records if x]
+
+
+def _record(line):
+  """Return the record in a line; {} if it is damaged."""
+  with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
+    found = json.loads(line)
+    for name in found.keys() - {'time'}:
+      if not isinstance(found[name], int):
+        found[name] = float(found[name])
+    if isinstance(found['step'], int):
+      return found
+  return {}
 
 
 def read_kinds(workdir: PathLike) -> dict[str, Kind]:
   """Return what the metrics of a run are."""
-  return {k: Kind(**x) for k, x in workdirs.read(workdir, KINDS).items()}
+  found = workdirs.read(workdir, KINDS)
+  try:
+    return {name: Kind(**x) for name, x in found.items()}
+  except TypeError as error:
+    raise UserError(f'{workdir}/{KINDS} is damaged: {error}.') from error
 
 
 def _line(record):

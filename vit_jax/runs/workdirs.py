@@ -34,6 +34,7 @@ import jax
 from etils import epath
 
 from vit_jax import config
+from vit_jax.io import terminal
 from vit_jax.io.files import is_local, read_json, write_atomically, write_json
 from vit_jax.parallel import hosts
 from vit_jax.types import HARMLESS, MACHINE, PathLike, UserError
@@ -325,9 +326,20 @@ def check_changes(
   `allow_changes` has keys of the config, or of parts of it; those in `without`
   are not compared. A run without a checkpoint may change, unless it is done.
   """
-  before = read(workdir, 'resume.json')
-  if not before or (not is_done and newest_step(workdir) is None):
+  file = epath.Path(workdir) / 'resume.json'
+  if not is_done and newest_step(workdir) is None:
     return []
+  if not file.exists():
+    terminal.say(f'{file} is missing: changes of the run cannot be found.')
+    return []
+  before = read_json(file)
+  for part, values in now.items():
+    known = before.get(part)
+    if not isinstance(known, dict) or (values and not known):
+      raise UserError(
+        f'{file} is damaged: it does not say with which {part} the run was '
+        'started. Put a good copy there, or remove it to resume unchecked.'
+      )
   found = compare(before, now, without)
   if refused := [x for x in found if not _is_in(x.key, allow_changes)]:
     lines = '\n'.join(f'  {k}: {x!r:.200} -> {y!r:.200}' for k, x, y in refused)
@@ -360,8 +372,8 @@ def record_start(
     about = {'date': date, 'step': step}
     lines = [json.dumps(about | each._asdict()) for each in found]
     file = epath.Path(workdir) / 'changes.jsonl'
-    earlier = file.read_text() if file.exists() else ''
-    write_atomically(file, earlier + '\n'.join(lines) + '\n')
+    earlier = file.read_bytes() if file.exists() else b''
+    write_atomically(file, earlier + ('\n'.join(lines) + '\n').encode())
   write(workdir, 'resume.json', now)
 
 
