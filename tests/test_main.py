@@ -1,17 +1,21 @@
 """The command line: errors are one message, before anything long starts."""
 
 import json
+import pathlib
 import re
 
 import grain  # noqa: F401 (defines absl flags, which flagsaver would drop)
 import numpy as np
 import pytest
 import tiny
+from absl import logging
 from absl.testing import flagsaver
 from processes import python
 
 from vit_jax import main
+from vit_jax.io import files
 from vit_jax.runs import checkpoint
+from vit_jax.types import UserError
 
 CONFIG = """
 '''A small
@@ -143,6 +147,32 @@ def test_one_message_of_a_process(config, tmp_path, workdir, flags, message):
   done = python('-m', 'vit_jax.main', *command, timeout=120, **platform)
   assert done.returncode == 1 and 'Traceback' not in done.stderr
   assert message in done.stderr
+
+
+def test_a_full_disk_is_one_message(config, tmp_path, caplog):
+  """Also where Orbax logs the error before it raises another one."""
+  with pytest.raises(SystemExit):  # what `main` sets up
+    call(config, tmp_path, '--study_member=1')
+  message = rf'No space left while writing to {tmp_path} \(.* MB are free'
+  with (
+    pytest.raises(UserError, match=message),
+    files.explaining_full_disk(tmp_path),
+  ):
+    try:
+      pathlib.Path('/dev/full').write_text('x')
+    except OSError as error:
+      logging.exception('of a full disk')
+      raise ValueError('of a checkpoint') from error
+  with (
+    pytest.raises(LookupError, match='another'),
+    files.explaining_full_disk(tmp_path),
+  ):
+    try:
+      raise LookupError('another')
+    except LookupError:
+      logging.exception('of another error')
+      raise
+  assert caplog.messages == ['of another error']
 
 
 SETTINGS = [

@@ -22,7 +22,7 @@ from absl import app, flags, logging
 
 from vit_jax import config
 from vit_jax.data.images import UnreadableError
-from vit_jax.io import terminal
+from vit_jax.io import files, terminal
 from vit_jax.parallel import compilation_cache, hosts
 from vit_jax.reports import page
 from vit_jax.runs import canary, workdirs
@@ -85,6 +85,7 @@ assignments: list[str] = []  # 'KEY=VALUE' of the --config.KEY=VALUE flags
 def main(argv: Sequence[str]) -> None:
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
+  logging.get_absl_logger().addFilter(_is_not_raised)
   with terminal.one_message():
     if argv[1:]:
       raise config.ConfigError(
@@ -120,13 +121,31 @@ def main(argv: Sequence[str]) -> None:
     allowed = [x.removeprefix('config.') for x in _ALLOW_CHANGES.value]
     given = {'preset': preset, 'allow_changes': allowed, **_supplied()}
     try:
-      config.run(resolved, workdir, **given)
+      with files.explaining_full_disk(workdir):
+        config.run(resolved, workdir, **given)
     except UnreadableError as error:
       keys = (x.key for x in config.entries(call))
       skip = [f'--config.{x}=skip' for x in keys if x.endswith('.on_error')]
       raise UnreadableError(f'{error}: {" ".join(skip)}') from error
     if not _DRY_RUN.value:
       terminal.say(page.closing(workdir))
+
+
+def _is_not_raised(record):
+  """Return whether a record of the log is not of a full disk.
+
+  Orbax logs 450 lines about errors that it raises afterwards.
+  """
+  return not (record.exc_info and files.is_full(record.exc_info[1]))
+
+
+def _print_unraisable(unraisable):
+  """Print what Python cannot raise, except for effects of a raised error.
+
+  TensorStore's threads call loops that Orbax has closed at the first error.
+  """
+  if str(unraisable.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(unraisable)
 
 
 def _supplied():
@@ -144,5 +163,6 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == '__main__':
+  sys.unraisablehook = _print_unraisable
   with hosts.failing_together():
     app.run(main, flags_parser=parse_flags)

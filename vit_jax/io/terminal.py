@@ -6,7 +6,6 @@ traceback. All other errors are bugs, here or in a library, and keep theirs.
 
 import contextlib
 import datetime
-import errno
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ import rich.rule
 import rich.table
 import rich.text
 
+from vit_jax.io.files import is_full
 from vit_jax.types import Kinds, UserError, kind_of
 
 T = TypeVar('T')
@@ -138,8 +138,7 @@ def one_message() -> Iterator[None]:
     print('\nInterrupted.', file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
   except (UserError, OSError) as error:
-    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    if isinstance(error, OSError) and not (error.filename or is_full):
+    if isinstance(error, OSError) and not (error.filename or is_full(error)):
       raise
     sys.exit(printable(f'\n{type(error).__name__}: {error}'))
 
