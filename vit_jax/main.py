@@ -26,6 +26,7 @@ from vit_jax.io import files, terminal
 from vit_jax.parallel import compilation_cache, hosts
 from vit_jax.reports import page
 from vit_jax.runs import canary, workdirs
+from vit_jax.types import UserError
 
 _CONFIG = flags.DEFINE_string(
   'config',
@@ -121,29 +122,29 @@ def main(argv: Sequence[str]) -> None:
     allowed = [x.removeprefix('config.') for x in _ALLOW_CHANGES.value]
     given = {'preset': preset, 'allow_changes': allowed, **_supplied()}
     try:
-      with files.explaining_full_disk(workdir):
-        config.run(resolved, workdir, **given)
+      config.run(resolved, workdir, **given)
     except UnreadableError as error:
       keys = (x.key for x in config.entries(call))
       skip = [f'--config.{x}=skip' for x in keys if x.endswith('.on_error')]
       raise UnreadableError(f'{error}: {" ".join(skip)}') from error
+    except Exception as error:
+      if not files.is_full(error):
+        raise
+      raise UserError(
+        f'The disk of --workdir={workdir} is full. Free some space there, and '
+        f'run the same command to resume. ({error!s:.300})'
+      ) from error
     if not _DRY_RUN.value:
       terminal.say(page.closing(workdir))
 
 
 def _is_not_raised(record):
-  """Return whether a record of the log is not of a full disk.
-
-  Orbax logs 450 lines about errors that it raises afterwards.
-  """
+  """Return whether no full disk is logged, which Orbax also raises."""
   return not (record.exc_info and files.is_full(record.exc_info[1]))
 
 
 def _print_unraisable(unraisable):
-  """Print what Python cannot raise, except for effects of a raised error.
-
-  TensorStore's threads call loops that Orbax has closed at the first error.
-  """
+  """Print an error, unless TensorStore has it because Orbax ended by one."""
   if str(unraisable.exc_value) != 'Event loop is closed':
     sys.__unraisablehook__(unraisable)
 

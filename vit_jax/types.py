@@ -54,19 +54,6 @@ class Expect:
     return value
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Supplied:
-  """Arguments of a configured function that its caller sets, in its Annotated.
-
-  Attributes:
-    first: key of the config to use instead of the first argument.
-    others: {name of another argument: such a key}.
-  """
-
-  first: str
-  others: Mapping[str, str]
-
-
 # Marks of arguments that results do not depend on, so that a run may resume
 # with another value; MACHINE: hosts of one run may have different values, too.
 HARMLESS, MACHINE = 'harmless', 'machine'
@@ -183,9 +170,10 @@ Preprocess = Callable[[Any], JaxArray]
 # (params, batch, rng) -> (mean loss, metrics); see step.Objective.
 Outputs = tuple[JaxArray, Metrics] | tuple[JaxArray, Metrics, Any]
 LossFn = Callable[..., Outputs]
-# (model, *, preprocess) -> LossFn; one that wraps another takes that, too.
+# (model, *, preprocess) -> LossFn; one that wraps another takes that, too. The
+# tuple has what callers set, and the keys of the config to use instead.
 MakeObjective = Annotated[
-  Callable[..., LossFn], Supplied('model', {'preprocess': 'preprocess'})
+  Callable[..., LossFn], (('model', 'model'), ('preprocess', 'preprocess'))
 ]
 
 

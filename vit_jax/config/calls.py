@@ -24,7 +24,7 @@ from vit_jax.config.values import (
   without_none,
 )
 from vit_jax.durations import UNITS, Duration
-from vit_jax.types import Dtype, Supplied
+from vit_jax.types import Dtype
 
 # Arguments that a config cannot set.
 HIDDEN = ('workdir', 'provenance')
@@ -219,8 +219,9 @@ class _Plan:
     if not callable(fn):
       self.problems.append(f'{where}: {fn!r} is not a class or a function.')
       return None
-    supplied = supplied_to(fn, annotation)
-    for key in [x for x in values if x in supplied]:
+    marks = getattr(annotation, '__metadata__', ())
+    supplied = dict(x for each in marks if type(each) is tuple for x in each)
+    for key in [x for x in supplied if x in values]:
       del values[key]
       self.problems.append(
         f'{join(where, key)}: the code that calls {full_name(fn)} sets it. Set '
@@ -433,15 +434,6 @@ def takes_partials(annotation: Any) -> bool:
     collections.abc.Callable,
     functools.partial,
   )
-
-
-def supplied_to(fn: Any, annotation: Any) -> dict[str, str]:
-  """Return {argument of fn that its caller sets: key to use instead}."""
-  first = next(iter(parameters_of(fn)), '')
-  for each in getattr(annotation, '__metadata__', ()):
-    if isinstance(each, Supplied):
-      return {first: each.first, **each.others}
-  return {}
 
 
 def item_of(annotation: Any) -> Any:

@@ -24,14 +24,7 @@ from jax.sharding import Mesh
 
 from vit_jax.runs import compiled
 from vit_jax.runs.metrics import OF_A_RUN
-from vit_jax.types import (
-  Kind,
-  Model,
-  Params,
-  Preprocess,
-  Supplied,
-  UserError,
-)
+from vit_jax.types import Kind, Model, Params, Preprocess, UserError
 
 
 class Evaluator(Protocol):
@@ -43,7 +36,7 @@ class Evaluator(Protocol):
 # (model, *, preprocess, mesh) -> Evaluator.
 Factory = Annotated[
   Callable[..., Evaluator],
-  Supplied('model', {'preprocess': 'preprocess', 'mesh': 'mesh'}),
+  tuple((x, x) for x in ('model', 'preprocess', 'mesh')),
 ]
 
 
@@ -63,9 +56,8 @@ def make(
   reserved = {'step', 'time', *(x.partition('/')[0] for x in OF_A_RUN)}
   if bad := [x for x in evals if not x or '/' in x or x in reserved]:
     raise UserError(
-      f'evals.{bad[0]}: {bad[0]!r} cannot be the name of an evaluator, which '
-      'begins the names of its metrics and of its files. Use a name without '
-      f'"/" other than {", ".join(sorted(reserved))}.'
+      f'evals.{bad[0]}: metrics and files cannot begin with {bad[0]!r}. Use a '
+      f'name without "/" other than {", ".join(sorted(reserved))}.'
     )
   made = {}
   for name, factory in evals.items():

@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 from etils import epath
 
 from vit_jax.types import PathLike, UserError
-
-_FULL = errno.ENOSPC, errno.EDQUOT
 
 
 def is_local(path: PathLike) -> bool:
@@ -59,26 +56,10 @@ def csv_line(row: Iterable[Any]) -> str:
 
 def is_full(error: BaseException | None) -> bool:
   """Return whether an error, or one that led to it, is that of a full disk."""
-  while error and not any(os.strerror(x) in str(error) for x in _FULL):
+  texts = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)
+  while error and not any(text in str(error) for text in texts):
     error = error.__cause__ or error.__context__
   return error is not None
-
-
-@contextlib.contextmanager
-def explaining_full_disk(folder: PathLike) -> Iterator[None]:
-  """Context manager that says that the disk of a folder is full, if it is."""
-  try:
-    yield
-  except Exception as error:
-    if not is_full(error):
-      raise
-    space = ''
-    if is_local(folder):
-      space = f' ({shutil.disk_usage(folder).free / 1e6:.1f} MB are free there)'
-    raise UserError(
-      f'No space left while writing to {folder}{space}. Free some, and run the '
-      f'same command to resume. The error was: {error!s:.300}'
-    ) from error
 
 
 def write_json(path: PathLike, content: Any) -> None:

@@ -39,7 +39,6 @@ from vit_jax.types import (
   PyTree,
   Rate,
   Share,
-  Supplied,
   UserError,
 )
 
@@ -49,7 +48,7 @@ Multipliers = Sequence[tuple[PathRule, NonNegative]]  # ((path rule, factor),)
 
 Rule = Annotated[
   Callable[..., optax.GradientTransformation],
-  Supplied('schedule.lr', {'mask': 'optimizer.decay_mask'}),
+  (('learning_rate', 'schedule.lr'), ('mask', 'optimizer.decay_mask')),
 ]
 
 

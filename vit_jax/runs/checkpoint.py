@@ -12,9 +12,7 @@ depends on the values and their places, not on the sharding. A change within one
 element always changes it; other changes go unnoticed with probability 2^-32.
 """
 
-import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import sys
@@ -158,21 +156,19 @@ class Checkpointer:
     for step in sorted(self._manager.all_steps(), reverse=True):
       reason = ''
       try:
-        with _explaining_damage(self.directory / str(step)):
-          found = self._read(step, abstract_state)
-      except DamagedError as error:
-        reason = error.reason
+        found = self._read(step, abstract_state)
+      except Exception as error:
+        reason = _damage(error)
       if hosts.on_any(bool(reason)):
         damaged[step] = reason or 'another host cannot read it'
         continue
       for other, reason in damaged.items():
-        path = self.directory / str(other)
-        renamed = _free(self.directory / f'damaged-{other}')
+        name, path = f'damaged-{other}', self.directory / str(other)
+        while (self.directory / name).exists():
+          name += '+'
         if jax.process_index() == 0:
-          path.rename(renamed)
-        terminal.say(
-          f'{path} is damaged and was renamed to {renamed.name}: {reason}'
-        )
+          path.rename(self.directory / name)
+        terminal.say(f'{path} is damaged and was renamed to {name}: {reason}')
       if damaged:
         multihost_utils.sync_global_devices('damaged checkpoints')
         self._manager.reload()
@@ -216,36 +212,12 @@ class DoesNotFitError(UserError):
   """Error of a checkpoint that has other arrays than this run."""
 
 
-class DamagedError(UserError):
-  """A checkpoint that cannot be read; the attribute `reason` says why."""
-
-  def __init__(self, path: epath.Path, reason: str) -> None:
-    steps = [x for x in workdirs.steps(path.parent) if str(x) != path.name]
-    super().__init__(
-      f'{path} is damaged: {reason.rstrip(".")}. Put a good copy there, or use '
-      f'another checkpoint there. Other steps: {steps}.'
-    )
-    self.reason = reason
-
-
-@contextlib.contextmanager
-def _explaining_damage(path):
-  """Context manager that raises DamagedError for the errors of a read."""
-  try:
-    yield
-  except (MemoryError, jax.errors.JaxRuntimeError, DoesNotFitError):
-    raise  # not the fault of the files
-  except Exception as error:
-    reason = ' '.join(str(error).split())[:300] or type(error).__name__
-    raise DamagedError(path, reason) from error
-
-
-def _free(path):
-  """Return the path, or if it exists the first of PATH.2, PATH.3, ..."""
-  names = itertools.count(2)
-  while path.exists():
-    path = path.with_suffix(f'.{next(names)}')
-  return path
+def _damage(error):
+  """Return why a checkpoint cannot be read; raise what is not its fault."""
+  kept = MemoryError, jax.errors.JaxRuntimeError, DoesNotFitError
+  if isinstance(error, kept):
+    raise error
+  return ' '.join(str(error).split())[:300] or type(error).__name__
 
 
 def _items(state):
@@ -387,14 +359,20 @@ def load_params(
   if ema is True and not has_ema:
     raise UserError(f'{directory} has no EMA. Leave out ema=True.')
   item = 'ema' if ema and has_ema else 'params'
-  with _explaining_damage(directory), ocp.PyTreeCheckpointer() as reader:
+  try:
     arrays = _recorded(directory)['arrays']
     as_numpy = dict.fromkeys(
       arrays[item], ocp.RestoreArgs(restore_type=np.ndarray)
     )
-    found = reader.restore(
-      (directory / item).absolute(), restore_args=tree.unflatten(as_numpy)
-    )
+    with ocp.PyTreeCheckpointer() as reader:
+      found = reader.restore(
+        (directory / item).absolute(), restore_args=tree.unflatten(as_numpy)
+      )
     params = tree.flatten(found)
     _verify(arrays, {item: params})
+  except Exception as error:
+    raise UserError(
+      f'{directory} is damaged: {_damage(error).rstrip(".")}. Put a good copy '
+      f'there, or use another step of {workdirs.steps(directory.parent)}.'
+    ) from error
   return params, directory

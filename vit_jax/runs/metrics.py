@@ -443,10 +443,9 @@ class Writer:
       flush_secs=10,
       filename_suffix=f'.{start_step or 0}',  # for two starts in a second
     )
-    known: dict[str, Kind] = {}
+    known = {**OF_A_RUN, **(kinds or {})}
     with contextlib.suppress(UserError):  # damaged: it is written again
-      known = read_kinds(workdir)
-    known |= {**OF_A_RUN, **(kinds or {})}
+      known = read_kinds(workdir) | known
     workdirs.write(workdir, KINDS, {k: vars(x) for k, x in known.items()})
     self._writers = dict(writers or {})
     self._failed: set[str] = set()
@@ -507,11 +506,9 @@ def _record(line):
   """Return the record in a line; {} if it is damaged."""
   with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
     found = json.loads(line)
-    for name in found.keys() - {'time'}:
-      if not isinstance(found[name], int):
-        found[name] = float(found[name])
-    if isinstance(found['step'], int):
-      return found
+    others = {k: x for k, x in found.items() if not isinstance(x, int)}
+    floats = {k: float(x) for k, x in others.items() if k != 'time'}
+    return found | floats if isinstance(found['step'], int) else {}
   return {}
 
 

@@ -139,21 +139,16 @@ def read(workdir: PathLike, name: str) -> dict[str, Any]:
 
 
 def refuse_other(kind: str, workdir: PathLike) -> None:
-  """Raise UserError if the workdir has another kind of run.
-
-  Kinds are 'train', 'evaluate' and 'study'. One would overwrite the config of
-  another, and mix its records with its own.
-  """
-  found = ''
+  """Raise UserError if a workdir has what another kind of run would change."""
+  place, found = epath.Path(workdir), ''
   with contextlib.suppress(UserError):  # damaged: it is written again
-    run = read(workdir, 'config.json').get('run', '')
-    found = str(run).rpartition('.')[2]
-  if (epath.Path(workdir) / 'model.json').exists():
+    found = str(read(place, 'config.json').get('run')).rpartition('.')[2]
+  if (place / 'model.json').exists():
     found = 'train'
   if found in {'train', 'evaluate', 'study'} - {kind}:
     raise UserError(
-      f'--workdir={workdir} has the results of another kind of run, {found}. '
-      f'Use another folder, such as --workdir={epath.Path(workdir) / kind}.'
+      f'--workdir={place} has the results of another kind of run, {found}. Use '
+      f'another folder, such as --workdir={place / kind}.'
     )
 
 
@@ -333,13 +328,11 @@ def check_changes(
     terminal.say(f'{file} is missing: changes of the run cannot be found.')
     return []
   before = read_json(file)
-  for part, values in now.items():
-    known = before.get(part)
-    if not isinstance(known, dict) or (values and not known):
-      raise UserError(
-        f'{file} is damaged: it does not say with which {part} the run was '
-        'started. Put a good copy there, or remove it to resume unchecked.'
-      )
+  if any(now[part] and not before.get(part) for part in now):
+    raise UserError(
+      f'{file} is damaged: it does not say how the run was started. Put a good '
+      'copy there, or remove it to resume without a comparison.'
+    )
   found = compare(before, now, without)
   if refused := [x for x in found if not _is_in(x.key, allow_changes)]:
     lines = '\n'.join(f'  {k}: {x!r:.200} -> {y!r:.200}' for k, x, y in refused)
