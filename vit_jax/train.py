@@ -179,7 +179,8 @@ def train(
       state, saved = saver.restore(ready.state)
       origin = f'resumed at step {state.step} of {workdir}'
     else:
-      state = ready.init(jax.random.key(seed))
+      with compiled.waiting():
+        state = ready.init(jax.random.key(seed))
       origin = 'initialised from scratch'
       if init_from:
         state, origin = surgery.load_into(state, ready.described, init_from)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import re
 import types
 
@@ -267,6 +268,27 @@ def test_other_workdirs(tmp_path, capsys):
   assert not (tmp_path / 'report.html').exists()
 
 
+def test_a_comparison_of_runs(tmp_path, capsys):
+  """Curves of each run, also of seeds; last metrics; keys that differ."""
+  preset = PRESET | {'defaults': {'accum_steps': '1', 'ema': 'None'}}
+  for name, every, more in (
+    ('x_seed0', 3, {}),
+    ('x_seed1', 9, {'accum_steps': 2}),
+  ):
+    records, config = training(steps=30, every=every), CONFIG | more
+    write_run(tmp_path / name, records, config=config, preset=preset)
+  runs = [str(tmp_path / x) for x in ('x_seed0', 'x_seed1')]
+  assert report.main(runs) == 0
+  path = pathlib.Path(capsys.readouterr().out.strip())
+  assert path == tmp_path / 'compare.html'
+  said = text_of(path)
+  assert 'Last metrics x_seed0 x_seed1 status finished' in said
+  assert 'accum_steps 1 2' in said and ' ema ' not in said
+  (drawn,) = re.findall(r'id="charts">(.*?)</script>', path.read_text())
+  loss = next(x for x in json.loads(drawn) if x['title'] == 'train/loss')
+  assert [x[0][:2] for x in loss['lines'].values()] == [[3, 6], [9, 18]]
+
+
 def test_an_error_does_not_fail_the_run(tmp_path, capsys, monkeypatch):
   write_run(tmp_path, training())
   (tmp_path / 'done.json').write_text('half a fi')
@@ -302,8 +324,8 @@ def test_charts_have_a_line_for_each_split():
 
 
 def test_seeds_are_a_mean_and_a_band():
-  runs = [(f'a_seed{i}', 'x', training(lr=i, steps=30)) for i in (0, 2)]
-  runs.append(('b_seed0', 'y', training(steps=20)))
+  runs = [('a', 'x', training(lr=i, steps=30)) for i in (0, 2)]
+  runs.append(('b', 'y', training(steps=20)))
   mean, alone = charts.of_study((*run, KINDS) for run in runs)
   steps, values, stds = mean['lines']['a']
   assert (mean['group'], steps) == ('a', [10, 20, 30])

@@ -362,6 +362,16 @@ def test_a_run_compiles_its_step_once(tmp_path):
   assert found.count('jit(train_step)') == 1
 
 
+def test_a_long_compilation_says_so(monkeypatch, capsys):
+  monkeypatch.setattr(compiled, '_EVERY_S', 0.01)
+  before = jax.config.jax_logging_level
+  with compiled.waiting():
+    while jax.config.jax_logging_level != 'CRITICAL':
+      pass
+  assert 'still compiling after 0:00:0' in capsys.readouterr().out
+  assert jax.config.jax_logging_level == before
+
+
 class TooLarge:
   """Evaluator that no device can run."""
 

@@ -2,7 +2,6 @@
 
 import collections
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def of_study(
   """Return the charts of results of (run, sort, records, kinds), one per sort.
 
   Sorts are runs that can be compared, such as those with the same evaluators.
-  A line is the mean over runs whose names differ in `_seed0` only.
+  A line is the mean over the runs of one name.
   """
   sorts: dict[str, Any] = {}
   known: dict[str, Kind] = {}
@@ -45,7 +44,7 @@ def of_study(
       known[metric] = kind_of(metric, kinds)
       if known[metric].group == 'Results':
         lines = sorts.setdefault(sort, {}).setdefault(metric, {})
-        lines.setdefault(re.sub(r'_seed\d+$', '', run), []).append(curve)
+        lines.setdefault(run, []).append(curve)
   made = []
   for metrics in sorts.values():
     names = [x.partition('_')[0] for lines in metrics.values() for x in lines]

@@ -10,11 +10,13 @@ import functools
 import io
 import json
 import math
+import os
 import pathlib
 import re
 import shlex
 import sys
 import urllib.parse
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,17 +56,73 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
 
   By default this is report.html in the workdir.
   """
+  found = _read(workdir)
+  path = epath.Path(output) if output else found.path / NAME
+  content = _study(found) if found.is_study else _run(found)
+  text = _template().render(workdir=found, **content, **_setup(found))
+  write_atomically(path, text.encode('utf-8', 'backslashreplace'))
+  return path
+
+
+def compare(
+  workdirs: Sequence[PathLike], output: PathLike | None = None
+) -> epath.Path:
+  """Write one page about several runs; return its path.
+
+  By default this is compare.html next to the first run.
+  """
+  runs = [_read(x) for x in dict.fromkeys(map(os.fspath, workdirs))]
+  names = [x.name for x in runs]
+  if len({*names}) < len(names):
+    names = [str(x.path) for x in runs]
+  path = epath.Path(output or runs[0].path.parent / 'compare.html')
+  config = [
+    x.preset.get('defaults', {}) | dict(configs.walk(x.config)) for x in runs
+  ]
+  config = [{key: str(value) for key, value in x.items()} for x in config]
+  tables = {
+    'Last metrics': _rows(map(_last_metrics, runs)),
+    'Keys that differ': [x for x in _rows(config) if len({*x[1:]}) > 1],
+  }
+  text = _template().render(
+    workdir={'name': ', '.join(names), 'preset': {}, 'done': {}},
+    kind='Comparison',
+    status=(f'{len(runs)} runs', ''),
+    figures={},
+    results=[(title, ['', *names], rows) for title, rows in tables.items()],
+    charts=charts.of_study(
+      (name, '', x.records, x.kinds) for name, x in zip(names, runs)
+    ),
+  )
+  write_atomically(path, text.encode('utf-8', 'backslashreplace'))
+  return path
+
+
+def _rows(columns):
+  """Return [key, its value in each dict, ...] for all keys of dicts."""
+  columns = list(columns)
+  keys = dict.fromkeys(key for column in columns for key in column)
+  return [[key, *(x.get(key, '') for x in columns)] for key in keys]
+
+
+def _last_metrics(run):
+  """Return {metric: last value, as text} of what charts and tables show."""
+  shown = {'status': run.status[0], 'steps': f'{run.step:,}'}
+  for name in run.last:
+    kind = kind_of(name, run.kinds)
+    if kind.group and not kind.detail and name not in ('step', 'time'):
+      shown[name] = _metric(name, run)
+  return shown
+
+
+def _read(workdir):
   found = Workdir(workdir)
   if not found.config and not found.records:
     raise UserError(
       f'{workdir} has neither config.json nor metrics.jsonl. Expected the '
       'workdir of a run or a study.'
     )
-  path = epath.Path(output) if output else found.path / NAME
-  content = _study(found) if found.is_study else _run(found)
-  text = _template().render(workdir=found, **content, **_setup(found))
-  write_atomically(path, text.encode('utf-8', 'backslashreplace'))
-  return path
+  return found
 
 
 def closing(workdir: PathLike) -> str:
@@ -169,7 +227,12 @@ def _study(study):
     'status': (f'{done} of {len(runs)} runs are done', is_done),
     'tiles': [('Time of all runs', duration(seconds), '')],
     'charts': charts.of_study(
-      (x.name, ' '.join(x.config.get('evals') or ''), x.records, x.kinds)
+      (
+        re.sub(r'_seed\d+$', '', x.name),
+        ' '.join(x.config.get('evals') or ''),
+        x.records,
+        x.kinds,
+      )
       for x in runs
     ),
     'runs': _table_of(runs),

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from vit_jax.parallel import sharding
 from vit_jax.types import Model, PyTree, UserError
 
 GIB = 2**30
+_EVERY_S = 30.0
 
 
 def reuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -40,6 +43,32 @@ def forget() -> None:
   jax.clear_caches()
 
 
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+  """Context manager of a compilation that says how long it has taken so far.
+
+  From then on XLA does not log that slow compilations are bugs of its own.
+  """
+  done, began = threading.Event(), time.monotonic()
+  level = jax.config.jax_logging_level
+
+  def report():
+    while not done.wait(_EVERY_S):
+      jax.config.update('jax_logging_level', 'CRITICAL')
+      seconds = time.monotonic() - began
+      terminal.say(f'still compiling after {terminal.duration(seconds)} ...')
+
+  thread = threading.Thread(target=report, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    done.set()
+    thread.join()
+    for each in ('WARNING', level):  # the first sets XLA's level, too
+      jax.config.update('jax_logging_level', each)
+
+
 def batch_shapes(
   example: Mapping[str, Any], batch_size: int, mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
@@ -62,7 +91,7 @@ def report(
   state, batch, *teacher = shapes
   parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
   terminal.say(f'{parameters:,} parameters; compiling the train step ...')
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh), waiting():
     memory = step_fn.lower(*shapes).compile().memory_analysis()
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   rows = [

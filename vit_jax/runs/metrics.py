@@ -31,7 +31,7 @@ from vit_jax.durations import Interval, Timeline, fraction
 from vit_jax.io import terminal
 from vit_jax.io.files import is_local, write_atomically
 from vit_jax.parallel.sharding import in_host_memory, replicated
-from vit_jax.runs import workdirs
+from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.writers import MetricsWriter
 from vit_jax.types import ACCOUNT, LOSS, Kind, Kinds, PathLike, UserError
 
@@ -278,7 +278,12 @@ class Monitor:
     if step == first:
       self.flush()  # earlier steps are not part of the trace
       jax.profiler.start_trace(self._traces, create_perfetto_trace=True)
-    with jax.profiler.StepTraceAnnotation('train', step_num=step):
+    with contextlib.ExitStack() as stack:
+      if self._phase == 'compile':
+        stack.enter_context(compiled.waiting())
+      stack.enter_context(
+        jax.profiler.StepTraceAnnotation('train', step_num=step)
+      )
       yield
     if step == last:
       self.flush()

@@ -1,6 +1,7 @@
-"""Write one HTML file about a run or a study: WORKDIR/report.html
+"""Write one HTML file about a run or a study, or to compare several runs
 
   python -m vit_jax.tools.report /tmp/quickstart
+  python -m vit_jax.tools.report /tmp/first /tmp/second
 
 Runs and studies write it when they end; this command also makes it for runs
 that are running, were stopped or diverged. For a study it also writes the page
@@ -20,9 +21,14 @@ from vit_jax.tools import parsers
 
 
 def parser() -> argparse.ArgumentParser:
-  made = parsers.parser(__doc__, 'tools.report WORKDIR [--output=FILE]')
-  made.add_argument('workdir', help='of a run or a study')
-  made.add_argument('--output', help='instead of WORKDIR/report.html')
+  made = parsers.parser(__doc__, 'tools.report WORKDIR ... [--output=FILE]')
+  made.add_argument(
+    'workdir', nargs='+', help='of a run or a study; several: of runs'
+  )
+  made.add_argument(
+    '--output',
+    help='instead of WORKDIR/report.html, or compare.html next to it',
+  )
   return made
 
 
@@ -31,12 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   args = parser().parse_args(argv)
   # A training that is running may hold the accelerator.
   jax.config.update('jax_platforms', 'cpu')
-  found = Workdir(args.workdir)
+  if len(args.workdir) > 1:
+    print(page.compare(args.workdir, args.output))
+    return 0
+  found = Workdir(args.workdir[0])
   for run in found.runs() if found.is_study else []:
     if run.records:
       page.write(run.path)
-  path = page.write(args.workdir, args.output)
-  print(path)
+  print(page.write(found.path, args.output))
   return 0
 
 
