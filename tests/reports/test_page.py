@@ -282,7 +282,7 @@ def test_a_comparison_of_runs(tmp_path, capsys):
   path = pathlib.Path(capsys.readouterr().out.strip())
   assert path == tmp_path / 'compare.html'
   said = text_of(path)
-  assert 'Last metrics x_seed0 x_seed1 status finished' in said
+  assert 'Last metrics x_seed0 x_seed1 step 30 27 train/loss 0.1667 ' in said
   assert 'accum_steps 1 2' in said and ' ema ' not in said
   (drawn,) = re.findall(r'id="charts">(.*?)</script>', path.read_text())
   loss = next(x for x in json.loads(drawn) if x['title'] == 'train/loss')

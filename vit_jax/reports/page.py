@@ -10,7 +10,6 @@ import functools
 import io
 import json
 import math
-import os
 import pathlib
 import re
 import shlex
@@ -71,48 +70,42 @@ def compare(
 
   By default this is compare.html next to the first run.
   """
-  runs = [_read(x) for x in dict.fromkeys(map(os.fspath, workdirs))]
+  runs = [_read(x) for x in dict.fromkeys(map(str, workdirs))]
   names = [x.name for x in runs]
   if len({*names}) < len(names):
     names = [str(x.path) for x in runs]
-  path = epath.Path(output or runs[0].path.parent / 'compare.html')
-  config = [
-    x.preset.get('defaults', {}) | dict(configs.walk(x.config)) for x in runs
-  ]
-  config = [{key: str(value) for key, value in x.items()} for x in config]
-  tables = {
-    'Last metrics': _rows(map(_last_metrics, runs)),
-    'Keys that differ': [x for x in _rows(config) if len({*x[1:]}) > 1],
-  }
+  last = [{k: _metric(k, x) for k in _shown_metrics(x)} for x in runs]
+  settings = []
+  for run in runs:
+    found = run.preset.get('defaults', {}) | dict(configs.walk(run.config))
+    settings.append({key: str(value) for key, value in found.items()})
+  differ = [row for row in _rows(settings) if len({*row[1:]}) > 1]
+  tables = ('Last metrics', _rows(last)), ('Keys that differ', differ)
   text = _template().render(
     workdir={'name': ', '.join(names), 'preset': {}, 'done': {}},
     kind='Comparison',
     status=(f'{len(runs)} runs', ''),
     figures={},
-    results=[(title, ['', *names], rows) for title, rows in tables.items()],
+    results=[(title, ['', *names], rows) for title, rows in tables],
     charts=charts.of_study(
       (name, '', x.records, x.kinds) for name, x in zip(names, runs)
     ),
   )
+  path = epath.Path(output or runs[0].path.parent / 'compare.html')
   write_atomically(path, text.encode('utf-8', 'backslashreplace'))
   return path
 
 
 def _rows(columns):
   """Return [key, its value in each dict, ...] for all keys of dicts."""
-  columns = list(columns)
   keys = dict.fromkeys(key for column in columns for key in column)
   return [[key, *(x.get(key, '') for x in columns)] for key in keys]
 
 
-def _last_metrics(run):
-  """Return {metric: last value, as text} of what charts and tables show."""
-  shown = {'status': run.status[0], 'steps': f'{run.step:,}'}
-  for name in run.last:
-    kind = kind_of(name, run.kinds)
-    if kind.group and not kind.detail and name not in ('step', 'time'):
-      shown[name] = _metric(name, run)
-  return shown
+def _shown_metrics(run):
+  """Return the metrics that charts and tables show."""
+  kinds = {x: kind_of(x, run.kinds) for x in run.last if x != 'time'}
+  return [x for x, kind in kinds.items() if kind.group and not kind.detail]
 
 
 def _read(workdir):

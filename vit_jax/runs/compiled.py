@@ -50,7 +50,7 @@ def waiting() -> Iterator[None]:
   From then on XLA does not log that slow compilations are bugs of its own.
   """
   done, began = threading.Event(), time.monotonic()
-  level = jax.config.jax_logging_level
+  level = jax.config.jax_logging_level  # type: ignore[attr-defined]
 
   def report():
     while not done.wait(_EVERY_S):

@@ -278,12 +278,9 @@ class Monitor:
     if step == first:
       self.flush()  # earlier steps are not part of the trace
       jax.profiler.start_trace(self._traces, create_perfetto_trace=True)
-    with contextlib.ExitStack() as stack:
-      if self._phase == 'compile':
-        stack.enter_context(compiled.waiting())
-      stack.enter_context(
-        jax.profiler.StepTraceAnnotation('train', step_num=step)
-      )
+    compiles = self._phase == 'compile'
+    saying = compiled.waiting() if compiles else contextlib.nullcontext()
+    with saying, jax.profiler.StepTraceAnnotation('train', step_num=step):
       yield
     if step == last:
       self.flush()

@@ -22,13 +22,8 @@ from vit_jax.tools import parsers
 
 def parser() -> argparse.ArgumentParser:
   made = parsers.parser(__doc__, 'tools.report WORKDIR ... [--output=FILE]')
-  made.add_argument(
-    'workdir', nargs='+', help='of a run or a study; several: of runs'
-  )
-  made.add_argument(
-    '--output',
-    help='instead of WORKDIR/report.html, or compare.html next to it',
-  )
+  made.add_argument('workdir', nargs='+', help='of a run or a study')
+  made.add_argument('--output', help='instead of report.html, compare.html')
   return made
 
 
