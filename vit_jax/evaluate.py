@@ -70,8 +70,7 @@ def evaluate(
     dry_run: stop after all checks, and return {}.
   """
   stopwatch, provenance = Stopwatch(), provenance or Provenance()
-  workdirs.make(workdir, {'evals': evals})
-  workdirs.refuse_other('evaluate', workdir)
+  workdirs.make(workdir, 'evaluate', {'evals': evals})
   mesh = mesh.make()
   weights = surgery.read(init_from) if init_from else None
   if weights is not None:
@@ -120,11 +119,8 @@ def evaluate(
     params, report = _params(init, model, weights, init_from, shardings)
   terminal.say(report)
   stopwatch.lap('setup')
-  results: dict[str, float] = {}
   with jax.set_mesh(mesh):
-    for name, evaluator in evaluators.items():
-      found = evaluators_lib.run(name, evaluator, params)
-      results |= {f'{name}/{metric}': value for metric, value in found.items()}
+    results = evaluators_lib.run(evaluators, params)
   stopwatch.lap('evals')
   written = confusion.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
@@ -138,8 +134,7 @@ def evaluate(
     writer.write(step, results | stopwatch.record())
   rows = [(name, str(round(value, 4))) for name, value in results.items()]
   terminal.table(f'step {step}', ['metric', 'value'], rows)
-  if warning := evaluators_lib.non_finite(step, results):
-    terminal.say(warning)
+  evaluators_lib.name_non_finite(step, results)
   for path in written:
     terminal.say(f'wrote {path}')
   page.write_at_end(workdir)

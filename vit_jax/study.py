@@ -78,8 +78,7 @@ def study(
   """
   provenance = provenance or Provenance()
   workdir = epath.Path(workdir)
-  workdir.mkdir(parents=True, exist_ok=True)
-  workdirs.refuse_other('study', workdir)
+  workdirs.make(workdir, 'study', {})
   runs = ordered(runs, order, workdir)
   for config in runs.values() if writers else ():
     if config.run == 'vit_jax.train.train':

@@ -120,7 +120,6 @@ def train(
   stopwatch = Stopwatch()
 
   # 1. Is this the same run as before, if there was one?
-  workdirs.refuse_other('train', workdir)
   provenance = provenance or Provenance()
   settings = Settings(
     model=model,
@@ -134,7 +133,7 @@ def train(
   )
   parts = {'data': data, 'evals': evals, 'init_from': init_from, 'seed': seed}
   parts |= vars(settings)
-  workdirs.make(workdir, parts)
+  workdirs.make(workdir, 'train', parts)
   entries = provenance.entries or config.entries(parts)
   basis = workdirs.basis_of(entries, parts)
   changed = workdirs.check_changes(workdir, basis, provenance.allow_changes)
@@ -290,14 +289,10 @@ def _headline(ready, mesh):
 
 def _evaluate(evaluators, step, state, monitor):
   """Run the evaluators, log and return {'NAME/METRIC': value}."""
-  results: dict[str, float] = {}
-  for name, evaluator in evaluators.items():
-    with monitor.pause('evals'):
-      found = evaluators_lib.run(name, evaluator, state.eval_params)
-    results |= {f'{name}/{key}': value for key, value in found.items()}
+  with monitor.pause('evals'):
+    results = evaluators_lib.run(evaluators, state.eval_params)
   monitor.write(step, results)
-  if warning := evaluators_lib.non_finite(step, results):
-    terminal.say(warning)
+  evaluators_lib.name_non_finite(step, results)
   return results
 
 

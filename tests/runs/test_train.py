@@ -19,7 +19,7 @@ from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import Resize
 from vit_jax.durations import Timeline, steps
-from vit_jax.evals.evaluators import run as run_evaluator
+from vit_jax.evals.evaluators import run as run_evaluators
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.optim.optimizers import Optimizer
@@ -385,7 +385,7 @@ def test_an_evaluator_that_needs_too_much():
   with pytest.raises(
     compiled.OutOfMemoryError, match=r'evals\.val.*data\.batch_size='
   ):
-    run_evaluator('val', TooLarge(), {})
+    run_evaluators({'val': TooLarge()}, {})
   with (
     pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'),
     compiled.explaining(''),

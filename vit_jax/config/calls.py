@@ -324,8 +324,13 @@ class _Plan:
     ):
       return
     if missing := missing_of(call.fn, call.kwargs, supplied=hidden):
-      where = f'{call.where}: ' if call.where else ''
-      self.problems.append(f'{where}{_lacks(call.fn, missing)}')
+      hints, where = hints_of(call.fn), f'{call.where}: ' if call.where else ''
+      keys = [k for name in missing for k in keys_of(name, hints.get(name))]
+      self.problems.append(
+        f'{where}{full_name(call.fn)}: {", ".join(map(repr, missing))} '
+        f'missing. Set {", ".join(f"{key}=..." for key in keys)}. It takes: '
+        f'{", ".join(parameters_of(call.fn))}.'
+      )
 
 
 def has_calls(value: Any) -> bool:
@@ -392,17 +397,6 @@ def missing_of(
     and p.name not in given
     and p.name not in supplied
   ]
-
-
-def _lacks(fn, missing):
-  """Return the error that required arguments are missing."""
-  hints = hints_of(fn)
-  keys = [k for name in missing for k in keys_of(name, hints.get(name))]
-  takes = ', '.join(parameters_of(fn))
-  return (
-    f'{full_name(fn)}: {", ".join(map(repr, missing))} missing. Set '
-    f'{", ".join(f"{key}=..." for key in keys)}. It takes: {takes}.'
-  )
 
 
 def keys_of(name: str, annotation: Any) -> list[str]:

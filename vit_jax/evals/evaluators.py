@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax.io import terminal
 from vit_jax.runs import compiled
 from vit_jax.runs.metrics import OF_A_RUN
 from vit_jax.types import Kind, Model, Params, Preprocess, UserError
@@ -112,19 +113,24 @@ def check_best_metric(
   )
 
 
-def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
-  """Run an evaluator, and return {metric: int or float}.
+def run(
+  evaluators: Mapping[str, Evaluator], params: Params
+) -> dict[str, float]:
+  """Run evaluators, and return {'EVALUATOR/METRIC': int or float}.
 
-  Evaluators may copy between host and devices as they like: the transfer guard
-  of the training loop does not apply to them.
+  They may copy between host and devices as they like: the transfer guard of the
+  training loop does not apply to them.
   """
-  remedy = (
-    f'It cannot hold a batch of the evaluator evals.{name}. Use smaller ones: '
-    f'--config.evals.{name}.data.batch_size=N'
-  )
-  with jax.transfer_guard('allow'), compiled.explaining(remedy):
-    found = evaluator.run(params)
-    return {str(k): np.asarray(value).item() for k, value in found.items()}
+  results = {}
+  for name, evaluator in evaluators.items():
+    remedy = (
+      f'It cannot hold a batch of the evaluator evals.{name}. Use smaller '
+      f'ones: --config.evals.{name}.data.batch_size=N'
+    )
+    with jax.transfer_guard('allow'), compiled.explaining(remedy):
+      for metric, value in evaluator.run(params).items():
+        results[f'{name}/{metric}'] = np.asarray(value).item()
+  return results
 
 
 def kinds(evaluators: Mapping[str, Evaluator]) -> dict[str, Kind]:
@@ -136,12 +142,10 @@ def kinds(evaluators: Mapping[str, Evaluator]) -> dict[str, Kind]:
   }
 
 
-def non_finite(step: int, results: Mapping[str, float]) -> str:
-  """Return a line that names the results that are NaN or Inf; '' if none is."""
-  bad = [f'{k}={v}' for k, v in results.items() if not math.isfinite(v)]
-  if not bad:
-    return ''
-  return (
-    f'Step {step}: evaluators returned {", ".join(bad)}. The records keep the '
-    'value; no checkpoint and no run is chosen as the best by it.'
-  )
+def name_non_finite(step: int, results: Mapping[str, float]) -> None:
+  """Print which results are NaN or Inf, if some are."""
+  if bad := [f'{k}={v}' for k, v in results.items() if not math.isfinite(v)]:
+    terminal.say(
+      f'Step {step}: evaluators returned {", ".join(bad)}. The records keep '
+      'the value; no checkpoint and no run is chosen as the best by it.'
+    )

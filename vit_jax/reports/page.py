@@ -75,11 +75,10 @@ def compare(
   if len({*names}) < len(names):
     names = [str(x.path) for x in runs]
   last = [{k: _metric(k, x) for k in _shown_metrics(x)} for x in runs]
-  settings = []
-  for run in runs:
-    found = run.preset.get('defaults', {}) | dict(configs.walk(run.config))
-    settings.append({key: str(value) for key, value in found.items()})
-  differ = [row for row in _rows(settings) if len({*row[1:]}) > 1]
+  settings = [
+    x.preset.get('defaults', {}) | dict(configs.walk(x.config)) for x in runs
+  ]
+  differ = [row for row in _rows(settings) if len({*map(str, row[1:])}) > 1]
   tables = ('Last metrics', _rows(last)), ('Keys that differ', differ)
   text = _template().render(
     workdir={'name': ', '.join(names), 'preset': {}, 'done': {}},

@@ -113,17 +113,31 @@ def _lock(path):
   return file
 
 
-def make(workdir: PathLike, arguments: Mapping[str, Any]) -> None:
-  """Make the directory, which no source may search for images."""
-  path = epath.Path(os.path.realpath(workdir))
+def make(workdir: PathLike, kind: str, arguments: Mapping[str, Any]) -> None:
+  """Make the directory of a 'train', 'evaluate' or 'study'.
+
+  It may have no results of another kind, which would be changed, and no source
+  in the arguments may search it for images.
+  """
+  place, found = epath.Path(workdir), ''
+  with contextlib.suppress(UserError):  # damaged: it is written again
+    found = str(read(place, 'config.json').get('run')).rpartition('.')[2]
+  if (place / 'model.json').exists():
+    found = 'train'
+  if found in {'train', 'evaluate', 'study'} - {kind}:
+    raise UserError(
+      f'--workdir={place} has the results of another kind of run, {found}. Use '
+      f'another folder, such as --workdir={place / kind}.'
+    )
+  real = epath.Path(os.path.realpath(workdir))
   for key, data in _sources(arguments):
     root = getattr(getattr(data, 'source', None), 'root', None)
-    if root and path.is_relative_to(os.path.realpath(root)):
+    if root and real.is_relative_to(os.path.realpath(root)):
       raise UserError(
-        f'--workdir={workdir} is inside {root}, where {key} finds images. Use '
-        'a directory outside of it, and move an earlier run there.'
+        f'--workdir={place} is inside {root}, where {key} finds images. Use a '
+        'directory outside of it, and move an earlier run there.'
       )
-  epath.Path(workdir).mkdir(parents=True, exist_ok=True)
+  place.mkdir(parents=True, exist_ok=True)
 
 
 def write(workdir: PathLike, name: str, content: Any) -> None:
@@ -136,20 +150,6 @@ def read(workdir: PathLike, name: str) -> dict[str, Any]:
   """Return the content of a JSON file in the directory; {} if it is missing."""
   file = epath.Path(workdir) / name
   return read_json(file) if file.exists() else {}
-
-
-def refuse_other(kind: str, workdir: PathLike) -> None:
-  """Raise UserError if a workdir has what another kind of run would change."""
-  place, found = epath.Path(workdir), ''
-  with contextlib.suppress(UserError):  # damaged: it is written again
-    found = str(read(place, 'config.json').get('run')).rpartition('.')[2]
-  if (place / 'model.json').exists():
-    found = 'train'
-  if found in {'train', 'evaluate', 'study'} - {kind}:
-    raise UserError(
-      f'--workdir={place} has the results of another kind of run, {found}. Use '
-      f'another folder, such as --workdir={place / kind}.'
-    )
 
 
 def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
