@@ -71,11 +71,6 @@ def call(config, workdir, *flags):
       r'8x8 .* cannot be cut into patches of 3x3',
     ),
     (
-      '',
-      ['--config.optimizer.layer_decay.rte=0.5'],
-      r"optimizer\.layer_decay\.rte: .*no argument 'rte' \(did you mean 'rate'",
-    ),
-    (
       "config.optimizer.lr_multipliers = (('.*', 1e22),)",
       [],
       r'NonFiniteError: .* in step \d',

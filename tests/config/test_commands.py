@@ -116,10 +116,6 @@ def test_help_is_a_success(tmp_path):
       r'optimizer\.learning_rate: .*sets it\. Set schedule\.lr instead',
     ),
     (
-      '--config=vit_jax:finetune:pets --config.optimizer.mask=True',
-      r'optimizer\.mask: .* Set optimizer\.decay_mask instead',
-    ),
-    (
       '--config=vit_jax:deit:deit,S/16 --config.objective.objective.model=3',
       r'objective\.objective\.model: .*_xent sets it\. Set model instead',
     ),

@@ -197,15 +197,9 @@ def test_a_writer_without_start_appends(tmp_path):
 )
 def test_damaged_files_of_metrics(kinds, tmp_path, capsys):
   """Whole records are kept; kinds.json is written again."""
-  bad = [b'3', b'[]', b'{"a": 1}', b'{"step": "x"}', b'{"step": 1, "a": null}']
-  lines = [
-    b'{"step": 1, "a": "NaN"}',
-    *bad,
-    b'',
-    b'\xff',
-    b'{"step": 2, "b": 3}',
-  ]
-  (tmp_path / 'metrics.jsonl').write_bytes(b'\n'.join(lines))
+  lines = b'{"step": 1, "a": "NaN"}\n3\n[]\n{"a": 1}\n{"step": "x"}\n\xff\n\n'
+  lines += b'{"step": 1, "a": null}\n{"step": 2, "b": 3}'
+  (tmp_path / 'metrics.jsonl').write_bytes(lines)
   (tmp_path / 'kinds.json').write_bytes(kinds)
   with pytest.raises(UserError, match=r'kinds\.json'):
     metrics.read_kinds(tmp_path)

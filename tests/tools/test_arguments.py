@@ -26,7 +26,8 @@ def test_how_weights_are_read(monkeypatch, capsys):
     lambda path, **given: fitted.update(given) or ('fitted', 'a report'),
   )
   assert arguments.read(parse('--weights=a.npz')) == 'a.npz'
-  assert read == {'step': None, 'ema': 'auto', 'trust': ()}
+  wanted = {'step': None, 'ema': 'auto', 'trust': (), 'use_size': None}
+  assert read == wanted
   assert not fitted
   args = parse(
     *('b', '--ema=off', '--step=7', '--trust=mine', '--trust=yours'),
@@ -38,6 +39,7 @@ def test_how_weights_are_read(monkeypatch, capsys):
   assert arguments.read(args, num_classes=0, patch_size=None) == 'fitted'
   wanted = {'step': 7, 'ema': False, 'trust': ('mine', 'yours')}
   wanted |= {'block.mlp.form': 'exact', 'grid': (7, 5), 'posemb': None}
+  wanted |= {'use_size': (64, 32)}
   assert read == wanted | {'pooling': Mean()}
   assert fitted == {'num_classes': 0, 'image_size': (64, 32)}
   assert 'a report' in capsys.readouterr().err

@@ -166,14 +166,8 @@ def make_config(**changes):
       'total_epochs': 2.0,
       'model': {
         'target': 'vit_jax.models.vit.VisionTransformer',
-        'width': 16,
-        'depth': 1,
-        'mlp_dim': 16,
-        'num_heads': 2,
-        'embedding': {
-          'target': 'vit_jax.models.layers.PatchEmbedding',
-          'patch_size': 4,
-        },
+        **{'width': 16, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2},
+        'embedding': {'patch_size': 4},
         'dtype': 'bfloat16',
         'num_classes': ml_collections.config_dict.placeholder(int),
       },
