@@ -41,8 +41,9 @@ def get_config(argument=''):
     steps=1000,
   )
   pretrained = {'path': '{workdir}/pretrain', 'ema': True}
-  settings = {'model': model(args.tiny), 'optimizer': embedded.adam()}
-  config = common.ConfigDict(quickstart.pretrain(args.tiny) | settings)
+  small = quickstart.model(args.tiny, patch_size=4)
+  adam = {'model': small, 'optimizer': embedded.adam()}
+  config = common.ConfigDict(quickstart.pretrain(args.tiny) | adam)
   config.schedule.lr = 3e-3
   if not args.tiny:
     config.total_steps = args.steps
@@ -54,8 +55,8 @@ def get_config(argument=''):
   for name, init_from in (('scratch', None), ('finetune', pretrained)):
     for seed in seeds:
       run = quickstart.train_on_digits(seed, init_from, args.tiny, px=32)
-      adam = common.adam(clip_norm=1.0)
-      run |= {'model': model(args.tiny), 'optimizer': adam}
+      run['model'] = quickstart.model(args.tiny, patch_size=4)
+      run['optimizer'] = common.adam(clip_norm=1.0)
       run['total_steps'] = 4 if args.tiny else 200
       run['schedule']['lr'] = 3e-3
       runs[f'{name}_seed{seed}'] = run
@@ -65,7 +66,3 @@ def get_config(argument=''):
     'fine-tuned': (r'finetune_seed\d', *trained),
   }
   return common.study(runs, (embedded.digits_table(rows),))
-
-
-def model(tiny):
-  return embedded.vit(96, depth=1 if tiny else 4)

@@ -159,6 +159,9 @@ DINO = Method(
   schedule={'lr': 5e-4, 'end_lr': 1e-6},
   imagenet={'run': ('S/16', 1024, 300.0)},
 )
+DINOV2 = common.make(
+  'objectives.dinov2.DinoV2', teacher_temperature=0.07, momentum=0.992
+)
 PATCHES_SLOWLY = (('embedding/.*', 0.2),)
 SMALL_HEAD = {'outputs': 8192, 'norm_last_layer': False}  # our choice
 TINY_HEAD = DINO.tiny['head']
@@ -197,11 +200,7 @@ METHODS = {
     step='as dino, with blocks of patches hidden in half of the large crops',
     imagenette='42.1% (not finished)',
     on_imagenet='L/16: 82.9% linear, 81.6% kNN',
-    objective=common.make(
-      'objectives.dinov2.DinoV2',
-      **{'teacher_temperature': 0.07, 'momentum': 0.992},
-      **{'head': SMALL_HEAD, 'patch_head': SMALL_HEAD},
-    ),
+    objective=DINOV2 | {'head': SMALL_HEAD, 'patch_head': SMALL_HEAD},
     tiny={'head': TINY_HEAD, 'patch_head': TINY_HEAD},
     fit=dinov2_of_batch,
     crops={'area': (0.32, 1.0), 'local_count': 8, 'local_area': (0.05, 0.32)},
@@ -213,12 +212,9 @@ METHODS = {
       # 100 times 1,250 steps, of which 10 times are warm-up, and prototypes are
       # frozen once.
       **{'run': ('L/16', 2048, 200.0), 'warmup': (0.1, 20.0)},
-      'objective': common.make(
-        'objectives.dinov2.DinoV2',
-        **{'teacher_temperature': 0.07, 'momentum': 0.992},
-        **{'freeze_last_layer_epochs': 2.0, 'patch_head': None},
-        centre=common.make('objectives.dino.Centre'),
-      ),
+      'objective': DINOV2
+      | {'freeze_last_layer_epochs': 2.0, 'patch_head': None}
+      | {'centre': common.make('objectives.dino.Centre')},
     },
   ),
   'simdino': dataclasses.replace(

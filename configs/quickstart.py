@@ -48,8 +48,8 @@ def get_config(argument=''):
   return common.study(runs, reports())
 
 
-def model(tiny):
-  return embedded.vit(96, patch_size=6, depth=1 if tiny else 4)
+def model(tiny, patch_size=6):
+  return embedded.vit(96, patch_size=patch_size, depth=1 if tiny else 4)
 
 
 def pretrain(tiny):

@@ -85,11 +85,6 @@ def test_help_is_a_success(tmp_path):
       '--config=configs/evaluate.py:folder,acuracy',
       r"'acuracy' \(did you mean 'accuracy'\?\)\. .*folder, tfds, size=",
     ),
-    ('--config=configs/finetune.py:size=0', r'expected a whole number above 0'),
-    (
-      '--config=configs/pretrain_paper.py:jft,name=',
-      r"'name=': expected a name",
-    ),
     ('--config=vit_jax:quickstart --config.=3', r'--config\.=3 lacks a key'),
     (
       '--config=vit_jax:finetune:pets,B/16 --config.model=3',
@@ -138,15 +133,6 @@ def test_a_mistake_is_one_line(words, message, monkeypatch, tmp_path):
   line = error_of('--print_config', *shlex.split(words))
   assert re.search(message, line), line
   assert 'WHOLE_NUMBER' not in line
-
-
-def test_a_misspelt_run_of_a_study(tmp_path):
-  line = error_of(
-    '--config=vit_jax:quickstart:tiny',
-    f'--workdir={tmp_path}',
-    '--config.runs.pretran.seed=1',
-  )
-  assert "no such run (did you mean 'pretrain'?)" in line
 
 
 FLAG = re.compile(r'--(config\.\S+)=\.\.\.')

@@ -74,11 +74,6 @@ def loss(model, *, preprocess, smoothing=0.0):
   return 'loss', model, preprocess, smoothing
 
 
-def wrapper(model, *, preprocess, objective, alpha=0.2):
-  """An objective that wraps an objective."""
-  return alpha, objective(model, preprocess=preprocess)
-
-
 VIT_FIELDS = {
   'width': 8,
   'depth': 1,
@@ -132,13 +127,6 @@ def test_what_lacks_arguments_becomes_a_partial():
     name = next(iter(more.keys() - {'preprocess'}), 'preprocess')
     with pytest.raises(ConfigError, match=f'loss: .*{name}'):
       given['objective']('model', **more)
-
-
-def test_an_objective_wraps_an_objective():
-  inner = {'target': here('loss'), 'smoothing': 0.1}
-  given = call(objective={'target': here('wrapper'), 'objective': inner})
-  made = given['objective']('model', preprocess='p')
-  assert made == (0.2, ('loss', 'model', 'p', 0.1))
 
 
 @pytest.mark.parametrize(

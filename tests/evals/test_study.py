@@ -260,6 +260,7 @@ def test_missing_data_of_any_run_is_found_before_the_first(tmp_path):
   ('changes', 'message'),
   [
     ({'order': ('pretrain',)}, 'runs.[ab]_seed.: there is no such run'),
+    ({'order': ('pretran', 'b_seed0', 'a_seed1')}, 'did you mean .pretran'),
     ({'order': ('b_seed0', 'pretrain', 'a_seed1')}, 'b_seed0 builds on pretra'),
     (
       {'report': [table(cell('r', 'c', 'seed'))]},

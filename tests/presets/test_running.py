@@ -348,16 +348,6 @@ def test_report_of_vtab(tmp_path):
     assert made[group]['ours']['std'] == pytest.approx(std)
 
 
-def test_unprepared_data_is_found_at_once(tmp_path):
-  config = load_config('transfer', 'tiny')
-  config.shared.weights = write_weights(tmp_path / 'w.npz', 'ViT-mu/2')
-  config.shared.data_dir = str(tmp_path)
-  with pytest.raises(ValueError) as info:
-    configs.run(config, tmp_path / 'study')
-  for name in ('cifar10', 'oxford_iiit_pet', 'imagenet2012_real'):
-    assert name in str(info.value)
-
-
 @pytest.mark.slow
 def test_a_tiny_study_of_photographs_runs(tmp_path, monkeypatch):
   made_up.install_elpv(monkeypatch)

@@ -380,6 +380,8 @@ def test_arguments_are_documented_and_others_refused(name):
   ('argument', 'named'),
   [
     ('B/16,L/16', "'B/16' and 'L/16' both set 'model'"),
+    ('jft,name=', "'name=': expected a name"),
+    ('tensor=0', 'expected a whole number above 0'),
     ('epochs=many', "'epochs=many'"),
     ('epochs=nan', "'epochs=nan'"),
     ('epochs=-3', "'epochs=-3'"),

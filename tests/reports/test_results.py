@@ -135,8 +135,3 @@ def test_only_pairs_that_are_done_count(tmp_path):
   assert list(better['values']) == ['1'] and better['half_width'] is None
   lines = (tmp_path / 'paired.md').read_text().splitlines()
   assert lines[-2:] == ['| better | +2.0 |', '| same |  |']
-
-
-def test_cells_of_unknown_runs_are_refused(tmp_path):
-  with pytest.raises(ValueError, match='matches none of the runs'):
-    Paired(cells(['worse'])).check(scores(tmp_path))

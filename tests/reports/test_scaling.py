@@ -33,10 +33,6 @@ def panel(title, x_of, **more):
   return {'title': title, **axes, 'lines': lines, **more}
 
 
-def by_number(model, number):
-  return number
-
-
 def by_flops(model, number):
   return {'runs': rf'{model}_{number}_seed\d', 'metric': 'exaflops'}
 
@@ -44,7 +40,7 @@ def by_flops(model, number):
 def test_points(tmp_path, capsys):
   results = make_results(tmp_path, done=6)
   panels = (
-    panel('size', by_number, ticks={10: 'ten', 100: 'hundred'}),
+    panel('size', lambda m, n: n, ticks={10: 'ten', 100: 'hundred'}),
     panel('compute', by_flops, joined=False),
   )
   report = Scaling(panels, title='Scaling', name='figure')

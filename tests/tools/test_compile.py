@@ -193,8 +193,9 @@ def make_config(**changes):
 
 @pytest.mark.usefixtures('fast_compilation')
 def test_local_report():
-  config = make_config()
-  row = lowering.measure(config, jax.devices(), num_classes=5)
+  config = make_config(**{'model.num_classes': 5})  # not that of the data
+  row = lowering.measure(config, jax.devices(), num_classes=9)
+  assert row['num_classes'] == 5
   assert row['mesh'] == f'data {jax.device_count()}'
   assert row['image_shape'] == '8x12x3'
   assert row['spare_gib'] is row['fits'] is row['megacycles'] is None
@@ -261,7 +262,7 @@ def test_several_views_of_an_image():
   config.data.transforms = ({'target': name, **sizes},)
   config.objective.target = f'{__name__}.OfViews'
   _, row = lowering.lower(config, jax.devices())
-  assert row['image_shape'] == '8x12x3'
+  assert row['image_shape'] == '8x12x3' and row['num_classes'] == 1000
   assert row['model_tflop'] == row['step_tflop']
 
 
@@ -404,14 +405,6 @@ for model in ('B/16', 'B/16,fsdp'):
 """
   done = python('-c', code, JAX_PLATFORMS='cpu', JAX_COMPILATION_CACHE_DIR='')
   assert done.returncode == 0, done.stderr
-
-
-def test_classes_of_the_data():
-  _, row = lowering.lower(make_config(), jax.devices())
-  assert row['num_classes'] == 1000
-  config = make_config(**{'model.num_classes': 7})
-  _, row = lowering.lower(config, jax.devices(), num_classes=5)
-  assert row['num_classes'] == 7
 
 
 def test_what_the_compiler_says_when_memory_is_short(monkeypatch, capsys):
