@@ -9,7 +9,6 @@ of each run that has results.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import jax
@@ -28,20 +27,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 @terminal.one_message()
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
   # A training that is running may hold the accelerator.
   jax.config.update('jax_platforms', 'cpu')
   if len(args.workdir) > 1:
     print(page.compare(args.workdir, args.output))
-    return 0
+    return
   found = Workdir(args.workdir[0])
   for run in found.runs() if found.is_study else []:
     if run.records:
       page.write(run.path)
   print(page.write(found.path, args.output))
-  return 0
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  main()
