@@ -1,12 +1,12 @@
 """TFDS data sets with the features of the real ones and made-up images."""
 
 import io
+import pathlib
 import sys
 import types
 
 import numpy as np
 import tensorflow_datasets as tfds
-from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 from tiny import encode
 
@@ -22,37 +22,15 @@ def prepare(data_dir, name, sizes, *, make_example=None):
       default: `example`.
   """
   builder = tfds.builder(name, data_dir=data_dir, file_format='array_record')
-  features = builder.info.features
-  directory = builder.data_path
-  directory.mkdir(parents=True)
-  infos = []
-  for split, size in sizes.items():
-    template = tfds.core.ShardedFileTemplate(
-      data_dir=directory,
-      dataset_name=builder.name,
-      filetype_suffix='array_record',
-      split=split,
-    )
-    infos.append(
-      tfds.core.SplitInfo(
-        name=split,
-        shard_lengths=[size],
-        num_bytes=0,
-        filename_template=template,
-      )
-    )
-    (path,) = infos[-1].filepaths
-    writer = ArrayRecordWriter(str(path), 'group_size:1')
-    for number in range(size):
-      values = (make_example or example)(number, features)
-      encoded = features.encode_example(values)
-      writer.write(features.serialize_example(encoded))
-    writer.close()
-  builder.info.set_splits(tfds.core.SplitDict(infos))
-  builder.info.write_to_directory(directory)
+  features, make = builder.info.features, make_example or example
+  examples = {
+    split: [make(number, features) for number in range(size)]
+    for split, size in sizes.items()
+  }
+  _write(builder.info, examples)
 
 
-def prepare_new(data_dir, name, version, features, splits, **info):
+def prepare_new(data_dir, name, version, features, splits):
   """Write a data set that the TFDS package does not have.
 
   Args:
@@ -60,25 +38,20 @@ def prepare_new(data_dir, name, version, features, splits, **info):
     name, version: of the data set.
     features: {name: feature} of TFDS.
     splits: {split: examples}, dicts of values for the features.
-    **info: other arguments of DatasetInfo.
   """
+  identity = tfds.core.DatasetIdentity(
+    name, tfds.core.Version(version), f'{data_dir}/{name}/{version}', __name__
+  )
+  features = tfds.features.FeaturesDict(features)
+  _write(tfds.core.DatasetInfo(builder=identity, features=features), splits)
 
-  class NewSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version(version)
-    pkg_dir_path = data_dir
 
-    def _info(self):
-      of = tfds.features.FeaturesDict(features)
-      return tfds.core.DatasetInfo(builder=self, features=of, **info)
-
-    def _split_generators(self, manager):
-      return {split: enumerate(found) for split, found in splits.items()}
-
-    def _generate_examples(self):
-      raise NotImplementedError
-
-  NewSet.name = name
-  NewSet(data_dir=data_dir, file_format='array_record').download_and_prepare()
+def _write(info, splits):
+  pathlib.Path(info.data_dir).mkdir(parents=True)
+  writer = tfds.core.SequentialWriter(info, 1000, file_format='array_record')
+  writer.initialize_splits([*splits])
+  writer.add_examples(splits)
+  writer.close_all()
 
 
 def example(number, features):

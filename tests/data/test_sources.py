@@ -38,9 +38,7 @@ def write_tfds(path, files):
     for name, data in files.items()
   ]
   splits = {'train': examples}
-  made_up.prepare_new(
-    path, 'insects', '1.0.0', features, splits, disable_shuffling=True
-  )
+  made_up.prepare_new(path, 'insects', '1.0.0', features, splits)
 
 
 def table(files):
