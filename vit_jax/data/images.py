@@ -163,62 +163,59 @@ class Encoded:
     y, x, height, width = box
     if self._pixels is None:
       begin = time.perf_counter()
-      whole = (0, 0, *self.shape[:2])
-      # OpenCV's libjpeg-turbo is often newer and faster.
-      by_part = self._in_part and (self._check or box != whole)
-      image = self._with_libjpeg(box) if by_part else None
-      is_whole = image is None or box == whole
-      if image is None and not self._for_pillow:
-        image = self._with_opencv()
-      image = self._turn.apply(self._with_pillow() if image is None else image)
+      try:
+        image, is_part = self._decoded(box)
+      except Exception as error:  # the decoders raise many types
+        raise _unreadable(self._data, error) from error
+      image = self._turn.apply(image)
       self.seconds += time.perf_counter() - begin
-      if not is_whole:
+      if is_part:
         return image
       self._pixels = image
     return self._pixels[y : y + height, x : x + width]
 
-  def _with_libjpeg(self, box):
-    """Return the pixels in a box as stored, or None if it cannot."""
-    box = self._turn.undo(box, self.shape)
-    out = np.empty((*box[2:], self._channels), np.uint8)
-    try:
+  def _decoded(self, box):
+    """Return (uint8 [H, W, channels] as stored, whether it is only the box)."""
+    is_part = box != (0, 0, *self.shape[:2])
+    # OpenCV's libjpeg-turbo is often newer and faster.
+    if self._in_part and (self._check or is_part):
+      box = self._turn.undo(box, self.shape)
+      out = np.empty((*box[2:], self._channels), np.uint8)
       remark = decode_part(self._data, box, self._channels, self._check, out)
-    except ValueError as error:
-      raise _unreadable(self._data, error) from error
-    self.remark = remark or ''
-    return None if remark is None else out
+      if remark is not None:
+        self.remark = remark
+        return out, is_part
+    data = _without_end(self._data, self._scan)
+    image = None if self._for_pillow else self._with_opencv(data)
+    return self._with_pillow(data) if image is None else image, False
 
-  def _with_opencv(self):
+  def _with_opencv(self, data):
     """Return uint8 [H, W, channels] as stored, or None if it cannot."""
     cv2 = opencv()
     flag = cv2.IMREAD_COLOR_RGB if self._channels == 3 else cv2.IMREAD_GRAYSCALE
     flag |= cv2.IMREAD_IGNORE_ORIENTATION
     try:
-      data = np.frombuffer(_without_end(self._data, self._scan), np.uint8)
-      image = cv2.imdecode(data, flag)
+      image = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     except cv2.error:
       return None
     if image is None or image.dtype != np.uint8:
       return None
     return image.reshape(*image.shape[:2], self._channels)
 
-  def _with_pillow(self):
+  def _with_pillow(self, data):
     """Return uint8 [H, W, channels] as stored."""
     Image = pillow()
-    try:
-      with _open(_without_end(self._data, self._scan)) as image:
-        if image.mode.startswith('I;16'):  # Pillow's own conversion clips
-          image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        if image.format == 'BMP' and not image.convert('RGBA').getbbox():
-          image = image.convert('RGB')  # no program has set the fourth byte
-        if image.has_transparency_data:
-          canvas = Image.new('RGBA', image.size, 'white')
-          image = Image.alpha_composite(canvas, image.convert('RGBA'))
-        image = image.convert('RGB')
-        image = image.convert('L') if self._channels == 1 else image
-        return np.array(image).reshape(*image.size[::-1], self._channels)
-    except Exception as error:  # Pillow's decoders raise many types
-      raise _unreadable(self._data, error) from error
+    with _open(data) as image:
+      if image.mode.startswith('I;16'):  # Pillow's own conversion clips
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+      if image.format == 'BMP' and not image.convert('RGBA').getbbox():
+        image = image.convert('RGB')  # no program has set the fourth byte
+      if image.has_transparency_data:
+        canvas = Image.new('RGBA', image.size, 'white')
+        image = Image.alpha_composite(canvas, image.convert('RGBA'))
+      image = image.convert('RGB')
+      image = image.convert('L') if self._channels == 1 else image
+      return np.array(image).reshape(*image.size[::-1], self._channels)
 
 
 def _open(data):
