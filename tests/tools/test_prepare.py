@@ -226,7 +226,7 @@ def test_tar_files_are_read_as_folders(folder, tmp_path, kind):
 
 def test_a_tar_file_without_classes(tmp_path):
   (tmp_path / 'a.tar').write_bytes(tar_bytes({'x/1.png': b'', 'x/2.png': b''}))
-  with pytest.raises(ValueError, match=r'a\.tar has no images in folders'):
+  with pytest.raises(ValueError, match=r'a\.tar has no images in class'):
     tars.Tar(tmp_path / 'a.tar')
 
 

@@ -6,7 +6,7 @@ import pathlib
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -182,24 +182,29 @@ def _images(base, nested=True):
   files = walk(os.fspath(base))
   inside = (x for x in files if '/' in x or not nested)
   found = sorted(filter(is_image, inside))
-  others = sorted({*files}.difference(found))
-  where = ' in class sub-folders' if nested else ''
+  check_images(f'{base}', found, {*files}.difference(found), nested)
+  return found
+
+
+def check_images(
+  where: str, found: Collection[str], others: Iterable[str], nested: bool = True
+) -> None:
+  """Refuse no images, and those of a run; name the files that are ignored."""
+  others, deep = sorted(others), ' in class sub-folders' if nested else ''
   if not found:
     raise UserError(
-      f'{base} has no images{where}, and {len(others)} other files. Expected '
-      f'{base}/{"CLASS/" if nested else ""}IMAGE with an ending of '
+      f'{where} has no images{deep}, and {len(others)} other files. Expected '
+      f'{where}/{"CLASS/" if nested else ""}IMAGE with an ending of '
       f'{", ".join(image_files.ENDINGS)}.'
     )
   if runs := [x for x in others if x.endswith('/resume.json')]:
     raise UserError(
-      f'{base} contains the workdir of a run, {posixpath.dirname(runs[0])}. '
+      f'{where} contains the workdir of a run, {posixpath.dirname(runs[0])}. '
       'Move it to another place: its images are not examples.'
     )
   if others:
-    tables.say_once(
-      f'{base}: ignored files that are not images{where} {some(others)}'
-    )
-  return found
+    text = f'ignored files that are not images{deep} {some(others)}'
+    tables.say_once(f'{where}: {text}')
 
 
 def _from_csv(path, split, names):

@@ -9,9 +9,9 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.data import image_files, tables
-from vit_jax.data.folder import check_classes, class_of
-from vit_jax.types import PathLike, UserError
+from vit_jax.data import image_files
+from vit_jax.data.folder import check_classes, check_images, class_of
+from vit_jax.types import PathLike
 
 
 class Tar:
@@ -47,16 +47,9 @@ class Tar:
       self._root = posixpath.commonpath(parents or {''}) + '/'
       paths = {x.removeprefix(self._root) for x in paths}
       found = {x for x in paths if '/' in x and _is_shown(x)}
-      names = set(map(class_of, found))
-      if others := sorted(paths - found):
-        what = f'not images in class folders {image_files.some(others)}'
-        tables.say_once(f'{path}: ignored files that are {what}')
-      if len(names) < 2:
-        raise UserError(
-          f'{path} has no images in folders. Expected a folder, or an inner tar'
-          ' file, for each class.'
-        )
+      check_images(f'{path}', found, paths - found)
       check_classes(f'{path}', found)
+      names = set(map(class_of, found))
     self.class_names = sorted(names)  # ImageNet's WordNet ids: its labels
 
   def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
