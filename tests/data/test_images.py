@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tiny import encode
 
-from vit_jax.data import images, pipeline
+from vit_jax.data import image_files, images, pipeline
 
 
 def picture(height=24, width=40):
@@ -344,7 +344,9 @@ def test_damage_below_a_part_is_an_error(kind, extension, monkeypatch):
 
 
 @EXTENSION
-def test_bytes_without_a_code_do_no_harm(extension, monkeypatch, caplog):
+def test_bytes_without_a_code_do_no_harm(
+  extension, monkeypatch, caplog, tmp_path
+):
   monkeypatch.setattr(images, 'decode_part', extension)
   data, restart = jpeg(), jpeg(restart_marker_blocks=3)
   source = [
@@ -358,6 +360,10 @@ def test_bytes_without_a_code_do_no_harm(extension, monkeypatch, caplog):
   assert len(said) == (3 if extension else 0)
   for i, line in enumerate(said):
     assert f'example {i} of list' in line and 'extraneous bytes' in line
+  (tmp_path / 'odd.jpg').write_bytes(source[1]['image'])
+  assert len(list(image_files.load([f'{tmp_path}/odd.jpg'], []))) == 1
+  named = [x for x in caplog.messages if 'odd.jpg: Corrupt' in x]
+  assert len(named) == bool(extension)
 
 
 def test_damaged_jpegs_are_the_same_in_part_or_an_error():

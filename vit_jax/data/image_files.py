@@ -156,8 +156,10 @@ def load(
 
   def loaded(path):
     try:
-      image = images.decode(read(path), channels)
-      rng = np.random.default_rng(0)
+      encoded = images.Encoded(read(path), channels)
+      image, rng = encoded.pixels(), np.random.default_rng(0)
+      if encoded.remark:
+        images.warn_once(f'{path}: {encoded.remark}. The image is used.')
       for transform in transforms:
         image = transform(image, rng)
       return path, image

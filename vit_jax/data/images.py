@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
 from vit_jax.types import UserError
 
@@ -24,6 +25,8 @@ except ImportError:  # not compiled, or of another version
   decode_part = None
 
 MAX_IMAGE_BYTES = 2**28  # Default limit: 89 million pixels of 3 channels.
+
+warn_once = functools.cache(logging.warning)  # of `Encoded.remark`
 
 Box = tuple[int, int, int, int]  # y, x, height, width
 

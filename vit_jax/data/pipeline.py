@@ -43,7 +43,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from absl import logging
 
 from vit_jax.data import images, views, workers
 from vit_jax.data.order import Order, Shuffled, Visits
@@ -298,7 +297,7 @@ class _Reader:
       error.add_note(f'In the transforms of {self._where(actual)}.')
       raise
     if remark := getattr(image, 'remark', ''):
-      _warn_once(f'{self._where(actual)}: {remark}. The image is used.')
+      images.warn_once(f'{self._where(actual)}: {remark}. The image is used.')
     decoding = getattr(image, 'seconds', 0.0)
     rest = time.perf_counter() - read - decoding
     return transformed, label, np.array([read - begin, decoding, rest])
@@ -362,7 +361,6 @@ class _Reader:
 
 # Threads that read examples, for all batches of this process.
 _pool = functools.cache(concurrent.futures.ThreadPoolExecutor)
-_warn_once = functools.cache(logging.warning)
 
 
 def _generator(seed, epoch, index):
