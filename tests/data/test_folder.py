@@ -9,6 +9,7 @@ import fsspec
 import numpy as np
 import packed
 import pytest
+import tiny
 from PIL import Image
 
 from vit_jax.data import image_files, images, pipeline, tars
@@ -17,37 +18,30 @@ from vit_jax.data.sources import open_source
 from vit_jax.io.files import csv_line
 
 
-def _write(path, value=0, kind=None):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  image = Image.fromarray(np.full((2, 3, 3), value, np.uint8))
-  image.save(path, kind)
+def picture(value, kind='PNG'):
+  return tiny.encode(np.full((2, 3, 3), value, np.uint8), kind)
 
 
 @pytest.fixture
 def root(tmp_path):
-  for split, count in (('train', 3), ('val', 1)):
+  others = '2/Thumbs.db', '2/.hidden.png', '.cache/x.png', 'readme.txt'
+  files = {f'train/{name}': b'x' for name in others}
+  files['val/dog/0.png'] = picture(30)
+  for split, endings in (('train', ('png', 'BMP', 'PnG')), ('val', ('png',))):
     for label, name in enumerate(('10', '2', 'kätzchen')):
-      for i in range(count):
-        ending = ('png', 'BMP', 'PnG')[i]
-        path = tmp_path / split / name / 'deep' / f'bild ü{i}.{ending}'
-        _write(path, 10 * label + i, kind=ending.lower())
+      for i, ending in enumerate(endings):
+        path = f'{split}/{name}/deep/bild ü{i}.{ending}'
+        files[path] = picture(10 * label + i, ending.upper())
+  packed.write_folder(tmp_path, files)
   (tmp_path / 'train' / 'dog').mkdir()
-  _write(tmp_path / 'val' / 'dog' / '0.png', 30)
-  (tmp_path / 'train' / '2' / 'Thumbs.db').write_bytes(b'x')
-  (tmp_path / 'train' / '2' / '.hidden.png').write_bytes(b'x')
-  (tmp_path / 'train' / '.cache').mkdir()
-  (tmp_path / 'train' / '.cache' / 'x.png').write_bytes(b'x')
-  (tmp_path / 'train' / 'readme.txt').write_bytes(b'x')
   return tmp_path
 
 
 def _content(source):
-  values = [int(images.decode(x['image'])[0, 0, 0]) for x in _all(source)]
-  return list(zip(values, [x['label'] for x in _all(source)]))
-
-
-def _all(source):
-  return [source[i] for i in range(len(source))]
+  return [
+    (int(images.decode(x['image'])[0, 0, 0]), x['label'])
+    for x in packed.all_of(source)
+  ]
 
 
 def test_split_and_class_folders(root, capsys):
@@ -92,7 +86,8 @@ def test_all_endings(tmp_path):
   kinds = {x: kind for x, kind in kinds.items() if kind in images.FORMATS}
   assert kinds.keys() == {*image_files.ENDINGS}
   for ending, kind in {**kinds, '.JPG': 'JPEG', '.WebP': 'WEBP'}.items():
-    _write(tmp_path / 'a' / f'{ending[1:]}_{ending}', 7, kind=kind)
+    name = f'a/{ending[1:]}_{ending}'
+    packed.write_folder(tmp_path, {name: picture(7, kind)})
   source = Folder(tmp_path)
   assert len(source) == len(kinds) + 2
   assert {value for value, _ in _content(source)} == {7}
@@ -217,7 +212,7 @@ def test_remote_files_equal_local_ones(root, monkeypatch):
     for split in ('train', 'val'):
       local = Folder(root, split=split)
       remote = Folder('gs://pets', split=split)
-      assert _all(remote) == _all(local)
+      assert packed.all_of(remote) == packed.all_of(local)
     assert remote.describe(0) == 'gs://pets/val/10/deep/bild ü0.png'
     bucket.pipe('/pets/t.csv', b'val/10/deep/bild \xc3\xbc0.png,3\n')
     assert Folder('gs://pets', csv='t.csv')[0]['label'] == 3

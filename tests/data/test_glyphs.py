@@ -52,25 +52,18 @@ def test_shape_and_type(image_size):
   assert type(example['label']) is int
 
 
-def test_labels_are_balanced_and_names_fit():
-  source = glyphs.Glyphs(num_examples=2 * len(CHARACTERS), image_size=8)
-  labels = [source[i]['label'] for i in range(len(source))]
-  counts = np.bincount(labels, minlength=source.num_classes)
-  np.testing.assert_array_equal(counts, 2)
-  first = labels[: source.num_classes]
-  assert sorted(first) == list(range(source.num_classes))
+@pytest.mark.parametrize('fields', [{}, {'num_classes': 10}])
+def test_labels_are_balanced_and_names_fit(fields):
+  count = fields.get('num_classes', len(CHARACTERS))
+  source = glyphs.Glyphs(num_examples=2 * count, image_size=8, **fields)
+  labels = [source[i]['label'] for i in range(2 * count)]
+  first, second = labels[:count], labels[count:]
+  assert sorted(first) == sorted(second) == list(range(count))
   assert first != sorted(first)
-  assert source.class_names == list(CHARACTERS)
-
-
-def test_fewer_classes():
-  source = glyphs.Glyphs(num_examples=30, image_size=8, num_classes=10)
-  labels = [source[i]['label'] for i in range(30)]
-  assert sorted(labels[:10]) == sorted(labels[10:20]) == list(range(10))
-  assert source.class_names == list(CHARACTERS[:10])
-  with pytest.raises(IndexError):
-    source[30]
+  assert source.class_names == list(CHARACTERS[:count])
   assert repr(source.class_names[labels[7]]) in source.describe(7)
+  with pytest.raises(IndexError):
+    source[2 * count]
 
 
 def test_characters_are_the_chosen_ones():

@@ -4,8 +4,8 @@ import pickle
 
 import made_up
 import numpy as np
+import packed
 import pytest
-from PIL import Image
 
 from vit_jax import config as config_lib
 from vit_jax.data import imagenet, pipeline
@@ -50,9 +50,8 @@ def test_wnids():
 
 
 def test_wnids_number_a_folder_with_few_classes(tmp_path):
-  for wnid in ('n02123159', 'n15075141'):
-    (tmp_path / wnid).mkdir()
-    Image.new('RGB', (4, 4)).save(tmp_path / wnid / 'x.png')
+  files = 'n02123159/x.png', 'n15075141/x.png'
+  packed.write_folder(tmp_path, dict.fromkeys(files, b''))
   config = {
     'target': 'vit_jax.data.folder.Folder',
     'path': str(tmp_path),

@@ -7,6 +7,7 @@ import time
 from unittest import mock
 
 import numpy as np
+import packed
 import pytest
 from options import all_set
 from PIL import Image
@@ -142,12 +143,9 @@ def test_evaluation_repeats():
 
 @pytest.fixture
 def folder(tmp_path):
-  (tmp_path / 'a').mkdir()
-  for i in range(40):
-    image = Image.fromarray(np.full((6, 8, 3), i, np.uint8))
-    image.save(tmp_path / 'a' / f'{i:02}.png')
-  (tmp_path / 'a' / '07.png').write_bytes(b'junk')
-  return tmp_path
+  pixels = (np.full((6, 8, 3), i, np.uint8) for i in range(40))
+  files = {f'a/{i:02}.png': encode(x) for i, x in enumerate(pixels)}
+  return packed.write_folder(tmp_path, files | {'a/07.png': b'junk'})
 
 
 def test_skipping_in_training(folder):

@@ -6,6 +6,7 @@ from unittest import mock
 
 import cv2
 import numpy as np
+import packed
 import pytest
 import tensorflow_datasets as tfds
 from packed import NAMES, tar_bytes, write_folder
@@ -18,6 +19,8 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.tfds import Tfds
 from vit_jax.tools import prepare
 
+FILES = packed.images()
+
 
 def photo(seed, height=40, width=56):
   """A smooth image with detail, as photographs have; no two are alike."""
@@ -29,18 +32,9 @@ def photo(seed, height=40, width=56):
   return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def files(count=12):
-  """Return {'CLASS/NUMBER.png': bytes} in the order of a Folder."""
-  return {
-    f'{name}/{i:03d}.png': encode(photo(i))
-    for label, name in enumerate(NAMES)
-    for i in range(label, count, len(NAMES))
-  }
-
-
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  return write_folder(tmp_path_factory.mktemp('folder'), files())
+  return write_folder(tmp_path_factory.mktemp('folder'), FILES)
 
 
 def prepared(*argv):
@@ -88,7 +82,7 @@ def test_a_folder_is_copied_and_read_by_name(folder, tmp_path, capsys):
   assert f'--config.data.source.path=tfds:{dest}:train' in out
   read = open_source(f'tfds:{dest}:held')
   assert contents(read) == contents(open_source(folder))
-  assert [read.file_name(i) for i in range(12)] == list(files())  # the order
+  assert [read.file_name(i) for i in range(12)] == list(FILES)  # the order
   assert not dest.with_name('my-set.part').exists()
   named = Tfds('my-set', split='train', data_dir=tmp_path)
   assert contents(named) == contents(read)
@@ -117,7 +111,7 @@ def test_shuffled(folder, tmp_path):
   prepared(folder, tmp_path / 'set', '--shuffle')
   read = open_source(f'tfds:{tmp_path}/set:train')
   order = [read.file_name(i) for i in range(12)]
-  assert sorted(order) == sorted(files()) and order != list(files())
+  assert sorted(order) == sorted(FILES) and order != list(FILES)
   assert contents(read) == contents(open_source(folder))
 
 
@@ -205,7 +199,7 @@ def test_name_of_the_split(text, split):
 
 @pytest.mark.parametrize('kind', ['folders', 'compressed', 'inner'])
 def test_tar_files_are_read_as_folders(folder, tmp_path, kind):
-  content = files() | {'ant/._000.png': b'', 'ant/notes.txt': b''}
+  content = FILES | {'ant/._000.png': b'', 'ant/notes.txt': b''}
   if kind == 'inner':
     inner = {
       f'{name}.tar': tar_bytes(
