@@ -2,12 +2,12 @@
 
 import collections
 import dataclasses
-import importlib
 
 import numpy as np
 import pytest
 import tiny
 from PIL import Image
+from preset_configs import load_config
 
 from vit_jax import config as configs
 from vit_jax import pretrained
@@ -20,10 +20,6 @@ from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
-
-
-def load_config(name, argument=''):
-  return importlib.import_module(f'configs.{name}').get_config(argument)
 
 
 def weights(shape=(24, 24, 1), **fields):

@@ -122,9 +122,9 @@ class Encoded:
     exif: bool = True,
     check: bool = True,
   ) -> None:
-    self._data, self._channels, self.seconds = data, channels, 0.0
+    self._data, self._channels, self._check = data, channels, check
     self._pixels: np.ndarray | None = None
-    self.remark = ''
+    self.remark, self.seconds = '', 0.0
     try:
       with _open(data) as image:
         width, height = image.size
@@ -137,10 +137,9 @@ class Encoded:
           or image.has_transparency_data
         )
         is_jpeg = image.format in ('JPEG', 'MPO') and not self._for_pillow
-        self._in_part = is_jpeg and decode_part is not None
+        self._by_libjpeg = is_jpeg and decode_part is not None
         one_scan = image.format == 'JPEG' and 'progressive' not in image.info
         self._scan = image.fp.tell() if one_scan else 0
-        self._check = check or not one_scan
         # Pillow turns a TIFF. The limit comes first, as a PNG may be loaded.
         exif = exif and image.format != 'TIFF' and needed <= max_image_bytes
         self._turn = _TURNS[_orientation(image, data) if exif else 1]
@@ -179,12 +178,11 @@ class Encoded:
 
   def _decoded(self, box):
     """Return (uint8 [H, W, channels] as stored, whether it is only the box)."""
-    is_part = box != (0, 0, *self.shape[:2])
-    # OpenCV's libjpeg-turbo is often newer and faster.
-    if self._in_part and (self._check or is_part):
-      box = self._turn.undo(box, self.shape)
+    if self._by_libjpeg:
+      is_part = box != (0, 0, *self.shape[:2])
+      check, box = self._check or not is_part, self._turn.undo(box, self.shape)
       out = np.empty((*box[2:], self._channels), np.uint8)
-      remark = decode_part(self._data, box, self._channels, self._check, out)
+      remark = decode_part(self._data, box, self._channels, check, out)
       if remark is not None:
         self.remark = remark
         return out, is_part
