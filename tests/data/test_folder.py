@@ -116,6 +116,8 @@ def test_splits_are_not_classes(train, test, tmp_path):
   message = f'look like splits.*split={train!r} .*data.source.split='
   with pytest.raises(ValueError, match=message):
     Folder(tmp_path)
+  with pytest.raises(ValueError, match=f"split='{tmp_path.name}/{train}' "):
+    Folder(tmp_path.parent, split=tmp_path.name)
   assert Folder(tmp_path, split=train).class_names == ['cat', 'dog']
   assert len(Folder(tmp_path, class_names=[train, test])) == 4
 

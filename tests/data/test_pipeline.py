@@ -181,14 +181,8 @@ def broken(count):
   return source
 
 
-class Growing(Numbers):
-  def __getitem__(self, index):
-    return {'image': np.zeros((2 + index, 3, 3), np.uint8), 'label': 0}
-
-
-class Floats(Numbers):
-  def __getitem__(self, index):
-    return {'image': np.zeros((2, 2, 3)), 'label': 0}
+def black(*shapes, dtype=np.uint8):
+  return [{'image': np.zeros(shape, dtype), 'label': 0} for shape in shapes]
 
 
 @pytest.mark.parametrize('build', [train_batches, eval_batches])
@@ -205,8 +199,8 @@ class Floats(Numbers):
       ValueError,
       ['(9,)', 'num_classes=4'],
     ),
-    (Growing(9), {}, ValueError, ['(2, 3, 3)', 'Resize']),
-    (Floats(9), {}, ValueError, ['float64', '(2, 2, 3)']),
+    (black((2, 3, 3), (3, 3, 3)), {}, ValueError, ['(2, 3, 3)', 'Resize']),
+    (black((2, 2, 3), dtype=float), {}, ValueError, ['float64', '(2, 2, 3)']),
     (
       Numbers(9),
       {'transforms': (T.CentralCrop(9),)},

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import packed
 import pytest
 import tiny
 from PIL import Image
@@ -48,14 +49,11 @@ def file(weights, tmp_path_factory):
 @pytest.fixture(scope='session')
 def gallery(tmp_path_factory):
   """Folder with images in class folders; the smaller side needs no resize."""
-  folder = tmp_path_factory.mktemp('gallery')
-  rng = np.random.default_rng(1)
+  files, rng = {}, np.random.default_rng(1)
   for i in range(11):
-    path = folder / 'ab'[i // 6] / f'{i:02}.png'
-    path.parent.mkdir(exist_ok=True)
     pixels = rng.integers(0, 256, (40, 50 + i, 3), np.uint8)
-    Image.fromarray(pixels).save(path)
-  return folder
+    files[f'{"ab"[i // 6]}/{i:02}.png'] = tiny.encode(pixels)
+  return packed.write_folder(tmp_path_factory.mktemp('gallery'), files)
 
 
 @pytest.fixture(scope='session')

@@ -134,13 +134,13 @@ def check_classes(where: str, files: Iterable[str], split: str = '') -> None:
   splits = [x for x in folders if x in deep and _SPLIT.fullmatch(x.lower())]
   splits.sort(key=lambda x: 'train' not in x.lower())
   if splits:
-    flags = [shlex.quote(posixpath.join(split, x)) for x in splits]
+    paths = [posixpath.join(split, x) for x in splits]
     raise UserError(
       f'{where} has the folders {some(folders)}. Expected classes, but '
       f'{", ".join(splits)} look like splits. Choose one, e.g. split='
-      f'{splits[0]!r} (--config.data.source.split={flags[0]} '
-      f'--config.evals.test.data.source.split={flags[-1]}), or open its own '
-      'path. If they are classes, list them in class_names.'
+      f'{paths[0]!r} (--config.data.source.split={shlex.quote(paths[0])} '
+      f'--config.evals.test.data.source.split={shlex.quote(paths[-1])}), or '
+      'open its own path. If they are classes, list them in class_names.'
     )
   common = posixpath.commonpath(parents)
   inside = sorted({x[len(common) + 1 :].split('/')[0] for x in parents} - {''})
