@@ -21,6 +21,8 @@ def test_digits_are_the_scans():
   data = datasets.load_digits()
   train, test = Digits(split='train'), Digits(split='test')
   assert (len(train), len(test)) == (1029, 768)
+  assert 'scan 1031' in test.describe(2)
+  assert test.class_names == list('0123456789')
   images = np.concatenate([_images(train), _images(test)])
   assert images.shape == (1797, 8, 8, 1) and images.dtype == np.uint8
   np.testing.assert_allclose(
@@ -64,9 +66,3 @@ def test_digits_errors():
     Digits(split='train', examples_per_class=200)
   with pytest.raises(IndexError):
     Digits(split='test')[768]
-
-
-def test_digits_describe_the_row_of_the_set():
-  source = Digits(split='test')
-  assert 'scan 1031' in source.describe(2)
-  assert source.class_names[source[2]['label']] in '0123456789'
