@@ -56,7 +56,7 @@ def test_commands_have_valid_configs(command):
 
 def test_there_are_commands():
   assert len(MAIN) >= 20
-  assert any('quickstart.py' in command for command in MAIN)
+  assert any('train_folder.py' in command for command in MAIN)
 
 
 def test_the_install_section_begins_with_the_scripts_of_ci():
