@@ -139,6 +139,21 @@ def test_of_several_models_one_is_chosen(tmp_path):
   assert f'{len(more)} other arrays left out' in weights.notes[1]
 
 
+@pytest.mark.parametrize(
+  'name, at, new, said',
+  [
+    ('timm_token', r'(?<=blocks\.)(.)', r'\1.0', r'blocks\.1\.0\.'),
+    ('timm_token', r'(?<=blocks\.)1', '0._orig_mod', r'blocks\.0\._orig_mod'),
+    ('hf_vit', r'^vit\.encoder\.layer\.1', 'encoder.layer.0', r'and vit'),
+  ],
+)
+def test_names_that_become_one_are_refused(name, at, new, said, tmp_path):
+  """Such as those of layers that are numbered from 0 in each chunk."""
+  released(name, tmp_path, lambda x: re.sub(at, new, x))
+  with pytest.raises(UserError, match=f'{said}.* would both be read as '):
+    formats.read(tmp_path, **BARE)
+
+
 @pytest.mark.parametrize('name', ['head.fc.', 'classifier.0.', 'fc.'])
 def test_a_head_of_unknown_name_is_left_out_for_a_new_one(name, tmp_path):
   released('timm_token', tmp_path, lambda x: re.sub(r'^head\.', name, x))

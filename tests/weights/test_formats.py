@@ -331,9 +331,7 @@ def test_the_file_in_a_path(path, names, found, tmp_path, monkeypatch):
 
 def test_what_is_no_weights_is_said(tmp_path):
   (tmp_path / 'pytorch_model.bin').write_bytes(b'\x80\x02')
-  with pytest.raises(
-    UserError, match=r'has pytorch_model\.bin\. It is a pickle'
-  ):
+  with pytest.raises(UserError, match=r'model\.bin cannot.*: It is a pickle'):
     formats.read(tmp_path)
   np.savez(tmp_path / 'other.npz', x=np.zeros(3))
   for path, match in (

@@ -28,8 +28,7 @@ _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
 _SHARD = r'[^/\\:]+(?<!\.json)'  # not another index, not in another folder
 _FLOAT8 = {'F8_E4M3': 'float8_e4m3fn', 'F8_E5M2': 'float8_e5m2'}
-PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
-PICKLE = (
+_PICKLE = (
   'It is a pickle (torch.save writes them as .pth, .pt and .bin), which can '
   'execute any code. In PyTorch, save the weights by safetensors.torch.'
   "save_file(model.state_dict(), 'model.safetensors')"
@@ -53,7 +52,7 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
       return dict(_safetensors(path, values))
     if head.lstrip()[:1] != b'{' or path.suffix != '.json':
       raise UserError(
-        PICKLE
+        _PICKLE
         if head[:1] == b'\x80'
         else f'Its format is unknown (it begins {head!r}). Expected .npz, '
         'safetensors, or the index of sharded safetensors'
@@ -85,7 +84,7 @@ def _npz(path, values):
   with zipfile.ZipFile(path) as file:
     members = file.infolist()
     if any(x.filename.endswith('.pkl') for x in members):  # torch.save
-      raise UserError(PICKLE)
+      raise UserError(_PICKLE)
     for member in [] if values else members:
       with file.open(member) as stream:
         np.lib.format.read_magic(stream)

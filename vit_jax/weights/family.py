@@ -96,6 +96,18 @@ def prefixes(families: Sequence[Family], names: Sequence[str]) -> set[str]:
   return found
 
 
+def renamed(arrays: FlatParams, names: Mapping[str, str]) -> dict[str, Any]:
+  """Return {new name: array} for {name: new name}, which must differ."""
+  found: dict[str, str] = {}
+  for old, new in names.items():
+    if found.setdefault(new, old) != old:
+      raise UserError(
+        f'{found[new]} and {old} would both be read as {new}. Give every array '
+        'a name of its own, and layers the numbers from 0 to L - 1.'
+      )
+  return {new: arrays[old] for new, old in found.items()}
+
+
 def read(
   families: Sequence[Family],
   arrays: FlatParams,
@@ -123,8 +135,8 @@ def read(
   if wrong:
     raise UserError(f'{name} needs {", ".join(wrong)}, which is not supported.')
   unused = {k for k in arrays if re.fullmatch(family.unused, k)}
-  used = {family.bare(k): x for k, x in arrays.items() if k not in unused}
-  arrays = family.prepare(used, config)
+  used = {k: family.bare(k) for k in arrays if k not in unused}
+  arrays = family.prepare(renamed(arrays, used), config)
   if new_head:
     heads = {k for k in arrays if re.fullmatch(HEAD, k)}
     unused |= {k for k in heads if not family.keys.to_ours({k: arrays[k]})}

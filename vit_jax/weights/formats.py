@@ -51,6 +51,7 @@ _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
 _OBJECTS = ('model', 'preprocess', 'transforms')
 _USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation')
 _WEB = ('http://', 'https://')
+_PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
 # Parts that PyTorch's wrappers put into names, and DINOv2's chunks of layers.
 _WRAPPER = r'(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
 _CHUNK = r'(?<=\bblocks\.)\d+\.(?=\d+\.)'
@@ -138,20 +139,20 @@ def _locate(path, step):
     path = array_files.from_hub(path)
   if path.startswith(_WEB) or (path.endswith(_ENDINGS) and '://' in path):
     return None, path  # no folder has to be listed, which needs more packages
-  folder, known, pickles = epath.Path(path), [], []
+  folder, known = epath.Path(path), []
   if folder.is_file() or path.endswith(_ENDINGS):
     return None, path
   if folder.is_dir() and not (folder / 'checkpoints').exists():
     names = sorted(child.name for child in folder.iterdir())
     known = [name for name in names if name.endswith(_ENDINGS)]
-    pickles = [x for x in names if x.endswith(array_files.PICKLES)]
+    # A pickle is refused when it is read.
+    known = known or [x for x in names if x.endswith(_PICKLES)][:1]
   for name in (f'{_SAFETENSORS}.index.json', _SAFETENSORS):
     known = [name] if name in known else known
-  if len(known) == 1:
+  if len(known) > 1:
+    raise UserError(f'{path} has {", ".join(known)}. Name one of them.')
+  if known:
     return None, f'{path}/{known[0]}'
-  if known or pickles:
-    hint = 'Name one of them' if known else array_files.PICKLE
-    raise UserError(f'{path} has {", ".join(known or pickles)}. {hint}.')
   directory = checkpoint.find(path, step)
   if not (directory / 'params').exists():
     steps = [*{*workdirs.steps(directory.parent)} - {int(directory.name)}]
@@ -203,7 +204,7 @@ def _unwrapped(arrays, prefix):
   notes = [f'  {k}, ... read as {x}' for k, x in used.items() if k != x][:1]
   if spare := names.keys() - used.keys():
     notes.append(f'  {len(spare)} other arrays left out, such as {min(spare)}')
-  return {x: arrays[k] for k, x in used.items()}, notes
+  return family.renamed(arrays, used), notes
 
 
 def _interpret(reader, arrays, settings, options, notes):
