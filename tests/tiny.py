@@ -11,6 +11,7 @@ from PIL import Image
 from vit_jax import tree
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.parallel import sharding
 from vit_jax.weights.bundle import Weights
 
 VIT = {'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
@@ -36,6 +37,7 @@ def normal_params(model, image_shape, scale=1.0, seed=0):
 def weights(model, image_shape, scale=0.3, seed=0, **attributes):
   """Return Weights of `normal_params`."""
   params = normal_params(model, image_shape, scale, seed)
+  params = tree.unstack_blocks(params)
   return Weights(model, params, image_shape, **attributes)
 
 
@@ -53,6 +55,24 @@ def golden(name):
   """Return {key: array} of golden/NAME.npz."""
   with np.load(pathlib.Path(__file__).parent / f'golden/{name}.npz') as file:
     return dict(file)
+
+
+def under(arrays, start):
+  """Return {rest: array} of the names that begin with `start`."""
+  return {
+    k.removeprefix(start): x for k, x in arrays.items() if k.startswith(start)
+  }
+
+
+def quick_key(seed):
+  """Return a key for random numbers that compile fast."""
+  return jax.random.key(seed, impl='rbg')
+
+
+def frozen(teacher):
+  """Return the parameters of a teacher, on one device."""
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  return teacher.load(teacher.abstract_params(mesh))
 
 
 def encode(image, kind='PNG', **options):

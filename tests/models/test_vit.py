@@ -19,6 +19,7 @@ from contract import (
 )
 from flax import linen as nn
 from flax import traverse_util
+from tiny import quick_key
 
 from vit_jax.analysis import flops
 from vit_jax.models import attention
@@ -91,10 +92,6 @@ def test_dots_repeat_no_product_with_a_parameter():
   scores = model.depth * 2 * examples * tokens**2 * model.width
   assert counts['dots'] == counts['none'] + scores
   assert counts['full'] > counts['dots'] + scores
-
-
-def quick_key(seed):
-  return jax.random.key(seed, impl='rbg')  # which compiles fast
 
 
 def layers_that_add_one(scan, **fields):

@@ -18,7 +18,6 @@ from vit_jax.objectives.anchor import Start, anchored
 from vit_jax.objectives.dino import Dino, DinoHead
 from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
 from vit_jax.objectives.mae import Mae
-from vit_jax.parallel import sharding
 from vit_jax.step import Context
 from vit_jax.types import UserError
 from vit_jax.weights import formats
@@ -73,8 +72,7 @@ def batch_of(i):
 def test_an_anchor_adds_to_any_objective_of_views(name, path):
   """The anchor of the start itself is 0. Its table is resized for the crops."""
   loss_fn = make(path, name, weight=2.0)
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  start = loss_fn.teacher.load(loss_fn.teacher.abstract_params(mesh))
+  start = tiny.frozen(loss_fn.teacher)
   assert start['pos_embedding'].shape == (1, 4, 4, 16)
   params = {**start, 'objective': loss_fn.init(KEY, IMAGES)}
   moved = params | {'norm': {k: x + 0.5 for k, x in start['norm'].items()}}
@@ -110,6 +108,5 @@ def test_what_cannot_be_anchored_is_refused(path):
       )
   model = MODEL.clone(pooling=ClassToken(num_registers=2))
   teacher = make(path, 'lejepa', model).teacher
-  mesh = sharding.make_mesh(jax.devices()[:1])
   with pytest.raises(UserError, match=r'(?s)do not fit.*registers'):
-    teacher.load(teacher.abstract_params(mesh))
+    tiny.frozen(teacher)

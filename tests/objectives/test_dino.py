@@ -28,9 +28,7 @@ GOLDEN = tiny.golden('dino')
 TIMELINE = Timeline(recorder.BATCH, 2 * recorder.BATCH, recorder.STEPS)
 
 
-def part(start):
-  found = {k: x for k, x in GOLDEN.items() if k.startswith(start)}
-  return {k.removeprefix(start): x for k, x in found.items()}
+part = functools.partial(tiny.under, GOLDEN)
 
 
 def read(arrays, lengths=False):
@@ -44,7 +42,7 @@ def read(arrays, lengths=False):
   if lengths:
     length = arrays['head.last_layer.weight_g'].T[None]
     found['objective/last/length'] = length
-  vit = {k[4:]: x for k, x in arrays.items() if k.startswith('vit.')}
+  vit = tiny.under(arrays, 'vit.')
   if vit:
     found |= timm.read(vit, num_heads=2).params
   return tree.unflatten(found)
@@ -54,7 +52,7 @@ def read(arrays, lengths=False):
 def first():
   """Return the model and first parameters of the recorded run."""
   arrays = recorder.weights({k: x.shape for k, x in part('student/').items()})
-  vit = {k[4:]: x for k, x in arrays.items() if k.startswith('vit.')}
+  vit = tiny.under(arrays, 'vit.')
   return timm.read(vit, num_heads=2).model, read(arrays)
 
 

@@ -68,19 +68,13 @@ def logits_of(weights, images, name='logits'):
   return np.asarray(out[name], np.float64)
 
 
-def of_teacher(teacher):
-  """Return the parameters of a teacher, on one device."""
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  return teacher.load(teacher.abstract_params(mesh))
-
-
 def context_of(loss_fn):
-  return Context(teacher=of_teacher(loss_fn.teacher))
+  return Context(teacher=tiny.frozen(loss_fn.teacher))
 
 
 def predict(teacher, student=MODEL):
   teacher.open(student)
-  return teacher(of_teacher(teacher), BATCH['image'])
+  return teacher(tiny.frozen(teacher), BATCH['image'])
 
 
 def xent(logits, classes):

@@ -37,9 +37,7 @@ GOLDEN = tiny.golden('feature_distillation')
 IMAGES = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8)
 
 
-def part(start):
-  found = {k: x for k, x in GOLDEN.items() if k.startswith(start)}
-  return {k.removeprefix(start): x for k, x in found.items()}
+part = functools.partial(tiny.under, GOLDEN)
 
 
 def write(path, model=TEACHER, size=24, **attributes):
@@ -65,9 +63,7 @@ def start(loss_fn, model=STUDENT, size=16):
   images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
   params = tree.unflatten(tiny.normal_params(model, (size, size, 3), 0.3))
   params['objective'] = loss_fn.init(KEY, images)
-  teacher = loss_fn.teacher
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  frozen = teacher.load(teacher.abstract_params(mesh))
+  frozen = tiny.frozen(loss_fn.teacher)
   return params, Context(carried=loss_fn.carried(), teacher=frozen)
 
 

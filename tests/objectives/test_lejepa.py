@@ -37,12 +37,6 @@ def batch_of(step):
   return {name: x[step] for name, x in CROPS.items()}
 
 
-def under(arrays, folder):
-  """Return {name: array} of FOLDERname."""
-  found = {k: x for k, x in arrays.items() if k.startswith(folder)}
-  return {k.removeprefix(folder): x for k, x in found.items()}
-
-
 @pytest.mark.parametrize('name', ['sigreg', 'sigreg_of_a_set', 'visreg'])
 def test_regularizers_are_those_of_others(name):
   regularize = Visreg() if name == 'visreg' else Sigreg()
@@ -61,8 +55,8 @@ def test_regularizers_are_those_of_others(name):
 def from_timm(arrays):
   """Return (model, params) of {name: array} of timm and of the projector."""
   config = {'num_heads': 2, 'pretrained_cfg': {'input_size': (3, 16, 16)}}
-  weights = timm.read(under(arrays, 'backbone.'), config)
-  parts = under(arrays, 'projector.')
+  weights = timm.read(tiny.under(arrays, 'backbone.'), config)
+  parts = tiny.under(arrays, 'projector.')
   added = {'bias': parts['1.8.bias']}
   for i, name in enumerate(('0', '1.0', '1.4', '1.8')):
     added[f'layer_{i}'] = {'kernel': parts[f'{name}.weight'].T}
@@ -75,7 +69,7 @@ def from_timm(arrays):
 
 def test_ten_steps_are_those_of_pytorch(monkeypatch):
   """With views of two sizes, stable-pretraining's model, and lightly's loss."""
-  last = under(GOLDEN, 'last/')
+  last = tiny.under(GOLDEN, 'last/')
   shapes = {name: x.shape for name, x in last.items()}
   model, params = from_timm(seeded.weights(shapes))
   width, *hidden = record_lejepa.HIDDEN
@@ -98,7 +92,7 @@ def test_ten_steps_are_those_of_pytorch(monkeypatch):
     names = 'loss', 'invariance', 'regularization'
     losses.append([metrics[name] for name in names])
     if i == 0:  # AdamW's first moment is a tenth of the gradient
-      expected = tree.flatten(from_timm(under(GOLDEN, 'grad/'))[1])
+      expected = tree.flatten(from_timm(tiny.under(GOLDEN, 'grad/'))[1])
       largest = max(abs(x).max() for x in expected.values())
       for path, x in tree.flatten(state.opt_state[0].mu).items():
         error = abs(10 * x - expected[path]).max()

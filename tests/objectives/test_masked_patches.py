@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from tiny import quick_key
 
 from vit_jax import tree
 from vit_jax.models.layers import Normalize, PatchEmbedding
@@ -49,10 +50,6 @@ def make_params(num_classes=512, **fields):
 def loss_of(model, params, rng=0, images=IMAGES, **task):
   loss_fn = masked_patches(model, preprocess=Normalize(), task=Task(**task))
   return jax.jit(loss_fn)(params, {'image': images}, quick_key(rng))
-
-
-def quick_key(seed):
-  return jax.random.key(seed, impl='rbg')  # which compiles fast
 
 
 # What is corrupted.

@@ -1,9 +1,6 @@
 """Mixup and CutMix: by hand, by distribution, and the same on any layout."""
 
 import functools
-import importlib
-import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +9,13 @@ import optax
 import pytest
 import scipy.stats
 
+from configs import common
 from vit_jax import config
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import sigmoid_loss
 from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixup, mixed
 from vit_jax.parallel import sharding
 from vit_jax.step import TrainState, train_step
-
-sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]
-common = importlib.import_module('configs.common')
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (16, 4, 6, 3), np.uint8)

@@ -278,14 +278,7 @@ def test_each_parameter_gets_all_options(name, published, others, is_default):
   ],
 )
 def test_updates_are_timms(timm_training, name, rule, num_steps, fields):
-  def part(start):
-    return {
-      path.removeprefix(start): array
-      for path, array in timm_training.items()
-      if path.startswith(start)
-    }
-
-  given = tree.unflatten(part('given/'))
+  given = tree.unflatten(tiny.under(timm_training, 'given/'))
   params, *grads = (
     jax.tree.map(operator.itemgetter(i), given) for i in range(4)
   )
@@ -294,7 +287,7 @@ def test_updates_are_timms(timm_training, name, rule, num_steps, fields):
   tx = make_tx(rule, params, lr, **fields)
   actual = run(tx, num_steps, grads=grads, params=params)
   # 0.999 ** 300 is rounded otherwise.
-  assert_close(actual, part(f'{name}/'), 5e-5)
+  assert_close(actual, tiny.under(timm_training, f'{name}/'), 5e-5)
 
 
 @pytest.mark.parametrize('scan', [False, True])
@@ -447,61 +440,50 @@ def test_weight_decay_by_group(name):
     np.testing.assert_allclose(value, expected, atol=1e-6, err_msg=path)
 
 
+def decays(rule, learning_rate, num_steps, **fields):
+  """Yield {path: update / parameter} of steps without gradients."""
+  params, timeline = make_tree(small=True), Timeline(8, 80, total_steps=10)
+  tx = Optimizer(rule, **fields)(params, learning_rate(timeline), timeline)
+  state, update = tx.init(params), jax.jit(tx.update)
+  before, zeros = tree.flatten(params), jax.tree.map(np.zeros_like, params)
+  for _ in range(num_steps):
+    updates, state = update(zeros, state, params)
+    yield {path: x / before[path] for path, x in as_numpy(updates).items()}
+
+
 @pytest.mark.parametrize(
-  'rule', [functools.partial(optim.sgd, momentum=0.0), optax.adamw, optim.muon]
+  ('rule', 'corrected'),
+  [
+    (functools.partial(optim.sgd, momentum=0.0), False),
+    (optax.adamw, False),
+    (optax.adamw, True),
+    (optim.muon, True),
+  ],
 )
-def test_weight_decay_follows_a_cosine(rule):
-  """Without gradients, an update is minus rate * decay * parameter."""
-  params = make_tree(small=True)
+def test_weight_decay_follows_a_cosine(rule, corrected):
+  """Corrected, it is also multiplied by the rate over its peak."""
   rule = functools.partial(rule, weight_decay=0.04)
+  lr = Schedule(0.1, decay='linear', warmup=steps(3))
   fields = {'decay_multipliers': [('head/.*', 3.0)], 'final_weight_decay': 0.4}
-  tx = Optimizer(rule, **fields)(params, 0.1, Timeline(8, 80, total_steps=10))
-  state, update = tx.init(params), jax.jit(tx.update)
-  before, zeros = tree.flatten(params), jax.tree.map(np.zeros_like, params)
-  for step in range(10):
-    updates, state = update(zeros, state, params)
-    decay = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * step / 10))
-    for path, x in as_numpy(updates).items():
-      factor = path.endswith('kernel') * (3.0 if 'head' in path else 1.0)
-      expected = -0.1 * factor * decay * before[path]
-      np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize('rule', [optax.adamw, optim.muon])
-def test_corrected_weight_decay_follows_the_square_of_the_rate(rule):
-  """Without gradients, an update is minus rate² / peak * decay * x."""
-  params = make_tree(small=True)
-  timeline = Timeline(8, 80, total_steps=10)
-  lr = Schedule(0.1, decay='linear', warmup=steps(3))(timeline)
-  fields = {'final_weight_decay': 0.4, 'corrected_weight_decay': True}
-  rule = functools.partial(rule, weight_decay=0.04)
-  tx = Optimizer(rule, **fields)(params, lr, timeline)
-  state, update = tx.init(params), jax.jit(tx.update)
-  before, zeros = tree.flatten(params), jax.tree.map(np.zeros_like, params)
-  for step in range(10):
-    updates, state = update(zeros, state, params)
+  fields['corrected_weight_decay'] = corrected
+  for step, found in enumerate(decays(rule, lr, 10, **fields)):
     rate = 0.1 * min(step / 3, (10 - step) / 7)
     decay = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * step / 10))
-    expected = -(rate**2) / 0.1 * decay
-    for path, x in as_numpy(updates).items():
-      wanted = path.endswith('kernel') * expected * before[path]
-      np.testing.assert_allclose(x, wanted, rtol=2e-5, atol=1e-8)
+    decay *= rate / 0.1 if corrected else 1.0
+    for path, x in found.items():
+      factor = path.endswith('kernel') * (3.0 if 'head' in path else 1.0)
+      expected = -rate * factor * decay
+      np.testing.assert_allclose(x, expected, rtol=2e-5, atol=1e-8)
 
 
 def test_options_of_weight_decay_use_the_default_of_the_rule():
   """That of optax.adamw is 1e-4; half of the rate's peak halves it."""
-  params, timeline = make_tree(small=True), Timeline(8, 80, total_steps=10)
-  lr = Schedule(0.1, decay='linear')(timeline)
-  fields = {'corrected_weight_decay': True}
-  fields |= {'decay_multipliers': [('head/.*', 3.0)]}
-  tx = Optimizer(optax.adamw, **fields)(params, lr, timeline)
-  state, zeros = tx.init(params), jax.tree.map(np.zeros_like, params)
-  for _ in range(6):  # the last one is at half of the peak
-    updates, state = tx.update(zeros, state, params)
-  kernel = tree.flatten(params)['head/kernel']
-  expected = -0.05 * 0.5 * 3e-4 * kernel
-  found = as_numpy(updates)['head/kernel']
-  np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
+  lr = Schedule(0.1, decay='linear')
+  fields = {'decay_multipliers': [('head/.*', 3.0)]}
+  fields['corrected_weight_decay'] = True
+  *_, found = decays(optax.adamw, lr, 6, **fields)  # at half of the peak
+  expected = -0.05 * 0.5 * 3e-4
+  np.testing.assert_allclose(found['head/kernel'], expected, rtol=2e-5)
 
 
 ADAMW = functools.partial(optax.adamw, weight_decay=0.1)

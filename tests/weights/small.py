@@ -4,12 +4,12 @@ import functools
 
 import jax
 import numpy as np
+from tiny import weights as random_weights
 
 from vit_jax import tree
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.weights import bundle
-from vit_jax.weights.bundle import Weights
 
 FIELDS = {
   **{'width': 16, 'depth': 1, 'mlp_dim': 24, 'num_heads': 4},
@@ -21,15 +21,6 @@ def tiny(**fields):
   """Weights of a ViT with random parameters, for images of 12x6 pixels."""
   model = bundle.from_fields(VisionTransformer, **FIELDS | fields)
   return random_weights(model, (12, 6, 3))
-
-
-def random_weights(model, image_shape, **attributes):
-  rng = np.random.default_rng(0)
-  params = {
-    path: 0.3 * rng.standard_normal(leaf.shape, np.float32)
-    for path, leaf in bundle.shapes(model, image_shape).items()
-  }
-  return Weights(model, params, image_shape, **attributes)
 
 
 @functools.cache

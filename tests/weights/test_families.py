@@ -3,20 +3,18 @@
 import json
 import pathlib
 import re
-import sys
 
+import family_cases
 import numpy as np
 import pytest
 from small import equal
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
-sys.path.insert(0, str(GOLDEN))
-import family_cases  # noqa: E402
+from vit_jax import pretrained
+from vit_jax.models.layers import Normalize
+from vit_jax.types import UserError
+from vit_jax.weights import array_files, formats, original, timm
 
-from vit_jax import pretrained  # noqa: E402
-from vit_jax.models.layers import Normalize  # noqa: E402
-from vit_jax.types import UserError  # noqa: E402
-from vit_jax.weights import array_files, formats, original, timm  # noqa: E402
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 
 
 def load(name):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from options import all_set
 
 from vit_jax import pretrained, tree
@@ -35,12 +36,7 @@ def make(**fields):
 def flat_params(size=(12, 20), seed=0, num_classes=5, in_chans=3, **fields):
   """{path: array} of a tiny ViT, none of them zero."""
   model = make(num_classes=num_classes, **fields)
-  rng = np.random.default_rng(seed)
-  params = {
-    path: rng.normal(size=leaf.shape).astype(leaf.dtype)
-    for path, leaf in bundle.shapes(model, (*size, in_chans)).items()
-  }
-  return tree.stack_blocks(params) if model.scan else params
+  return tiny.normal_params(model, (*size, in_chans), seed=seed)
 
 
 def adapt(loaded, fresh, **options):

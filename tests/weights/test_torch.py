@@ -6,11 +6,11 @@ The goldens were recorded by golden/record_timm_formats.py and record_hf.py.
 import dataclasses
 import json
 import pathlib
-import sys
 
 import jax
 import numpy as np
 import pytest
+import seeded
 from PIL import Image
 from small import equal, logits
 
@@ -24,9 +24,6 @@ from vit_jax.weights import bundle, huggingface, image_configs, timm
 from vit_jax.weights.families import timm_vit
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
-sys.path.insert(0, str(GOLDEN))
-import seeded  # noqa: E402
-
 FORMATS = {'timm': timm, 'hf': huggingface}
 CASES = {
   format: json.loads((GOLDEN / f'formats_{format}.json').read_text())
