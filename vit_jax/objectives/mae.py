@@ -111,13 +111,12 @@ class Mae(Objective):
     loss = jnp.mean(errors.mean(_PATCH, keepdims=True), where=hidden)
     return loss, {'loss': loss}
 
-  def reconstruct(self, params: Params, images: Array, rng: jax.Array) -> Any:
-    """Hide and predict patches of uint8 images [B, H, W, C], for figures.
+  def pictures(self, params: Params, batch: Any, rng: jax.Array) -> Any:
+    """Return rows of 8 images: hidden patches grey, and predicted; all.
 
-    Returns:
-      {'masked', 'reconstruction'}: such images, whose hidden patches are grey,
-      or predicted; if `normalize`, with the patch's own mean and deviation.
+    If `normalize`, predictions get the patch's own mean and deviation.
     """
+    images = batch['image'][:8]
     rank = self.prepare({'image': images}, rng)['rank']
     found, _, mean, std, hidden = self._predict(
       params, self.preprocess(images), rank
@@ -132,13 +131,7 @@ class Mae(Objective):
       return filled.swapaxes(2, 3).reshape(images.shape)
 
     pixels = jnp.clip(pixels, 0, 255).round()
-    return {'masked': fill(128), 'reconstruction': fill(pixels)}
-
-  def pictures(self, params: Params, batch: Any, rng: jax.Array) -> Any:
-    """Return rows of 8 images: hidden patches grey, and predicted; all."""
-    images = batch['image'][:8]
-    found = self.reconstruct(params, images, rng)
-    rows = found['masked'], found['reconstruction'], images
+    rows = fill(128), fill(pixels), images
     return {'Hidden, predicted and true patches': jnp.stack(rows, axis=1)}
 
   def _predict(self, params, images, rank, rng=None):
