@@ -50,10 +50,7 @@ def as_timm(**fields):
     ('map', as_timm(pooling=Map(), block=BlockOptions(mlp=Gelu('tanh')))),
     ('registers', as_timm(pooling=Mean(num_registers=2))),
     ('token_registers', as_timm(pooling=ClassToken(num_registers=2))),
-    (
-      'layerscale_qk_norm',
-      as_timm(block=BlockOptions(0.0, 0.1, True, EXACT)),
-    ),
+    ('layerscale_qk_norm', as_timm(block=BlockOptions(0.0, 0.1, True, EXACT))),
     ('fc_norm', as_timm(pooling=Mean(norm='after'))),
     ('hybrid', as_timm(embedding=Hybrid(1, stages=(1, 2)))),
     ('hybrid_root', as_timm(embedding=Hybrid(2, stages=()))),

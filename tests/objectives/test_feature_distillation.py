@@ -233,10 +233,7 @@ def test_shared_neighbours_and_colours_of_both(teacher_file):
 
   def compare(model, params, preprocess):
     watch = Representation(
-      model,
-      preprocess=preprocess,
-      teacher=FrozenTeacher(teacher_file),
-      **given,
+      model, preprocess=preprocess, teacher=FrozenTeacher(teacher_file), **given
     )
     return watch, watch.run(tree.unflatten(params))['shared_neighbours']
 

@@ -14,12 +14,7 @@ from vit_jax.models.pooling import NoPooling
 from vit_jax.objectives.block_masks import BlockMasks
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.colours import Colour, OfViews, Views
-from vit_jax.objectives.dino import (
-  Centre,
-  Dino,
-  DinoHead,
-  SimDino,
-)
+from vit_jax.objectives.dino import Centre, Dino, DinoHead, SimDino
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
 from vit_jax.objectives.mae import Decoder, Mae
 from vit_jax.objectives.masked_patches import Task, masked_patches
@@ -92,10 +87,7 @@ def row(make, options, within=lambda x: x, **more):
   [
     row(softmax_xent, LOSS),
     row(
-      sigmoid_xent,
-      LOSS,
-      threshold=(0.4, 0.6),
-      mean_over_classes=(True, False),
+      sigmoid_xent, LOSS, threshold=(0.4, 0.6), mean_over_classes=(True, False)
     ),
     row(Dino, DINO),
     row(

@@ -149,7 +149,6 @@ class Views:
     return batch
 
 
-DINO = Views()
 LEJEPA = Views((Colour(solarize=0.2),), Colour(solarize=0.2))  # its README
 
 
@@ -174,7 +173,7 @@ class OfViews(Objective):
   model: Any
   _: dataclasses.KW_ONLY
   preprocess: Preprocess
-  views: Views = DINO
+  views: Views = Views()
 
   def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
     return self.views.prepare(batch, rng)
