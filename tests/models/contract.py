@@ -6,8 +6,8 @@ import runpy
 
 import jax
 import numpy as np
-from flax import traverse_util
 
+from vit_jax import tree
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 
@@ -36,19 +36,16 @@ def random_params(model, images=IMAGES, seed=0, scale=0.3):
   args = images if isinstance(images, tuple) else (images,)
   shapes = jax.eval_shape(model.init, jax.random.key(0), *args)['params']
   rng = np.random.default_rng(seed)
-  flat = traverse_util.flatten_dict(shapes, sep='/')
   flat = {
     k: (k.endswith('scale') + scale * rng.standard_normal(v.shape)).astype('f')
-    for k, v in sorted(flat.items())
+    for k, v in sorted(tree.flatten(shapes).items())
   }
-  return traverse_util.unflatten_dict(flat, sep='/')
+  return tree.unflatten(flat)
 
 
-def stack_layers(params, depth=2):
+def stack_layers(params):
   """The scanned layout of unrolled parameters."""
-  params = dict(params)
-  layers = [params.pop(f'block_{i}') for i in range(depth)]
-  return params | {'blocks': jax.tree.map(lambda *x: np.stack(x), *layers)}
+  return tree.unflatten(tree.stack_blocks(tree.flatten(params)))
 
 
 def apply(model, params, images=IMAGES, **options):
@@ -123,8 +120,8 @@ def compare_to_bfloat16(model, params, expected, images=IMAGES):
   assert actual.dtype == np.float32
   assert {x.dtype for x in jax.tree.leaves(grads)} == {np.dtype('float32')}
 
-  def norm(tree):
-    return sum((x**2).sum() for x in jax.tree.leaves(tree)) ** 0.5
+  def norm(grads):
+    return sum((x**2).sum() for x in jax.tree.leaves(grads)) ** 0.5
 
   difference = jax.tree.map(lambda a, b: a - b, grads, expected_grads)
   error = relative_error(actual, expected)
@@ -134,16 +131,14 @@ def compare_to_bfloat16(model, params, expected, images=IMAGES):
 def resnet_params(shapes):
   """Parameters that golden/resnet_weights.py makes of names and shapes."""
   array = runpy.run_path(str(GOLDEN / 'resnet_weights.py'))['array']
-  flat = traverse_util.flatten_dict(shapes, sep='/')
-  flat = {name: array(name, shape.shape) for name, shape in flat.items()}
-  return traverse_util.unflatten_dict(flat, sep='/')
+  return tree.map_with_path(lambda path, x: array(path, x.shape), shapes)
 
 
 def golden(name):
   """(parameters, images, logits) of a golden of timm's."""
   arrays = dict(np.load(GOLDEN / f'timm_{name}.npz'))
   images, logits = arrays.pop('images'), arrays.pop('logits')
-  return traverse_util.unflatten_dict(arrays, sep='/'), images, logits
+  return tree.unflatten(arrays), images, logits
 
 
 def relative_error(actual, expected):

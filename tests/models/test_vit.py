@@ -18,9 +18,9 @@ from contract import (
   tiny,
 )
 from flax import linen as nn
-from flax import traverse_util
 from tiny import quick_key
 
+from vit_jax import tree
 from vit_jax.analysis import flops
 from vit_jax.models import attention
 from vit_jax.models.axial import AxialViT
@@ -96,12 +96,13 @@ def layers_that_add_one(scan, **fields):
   fields = {'posemb': None, 'pooling': Mean()} | fields
   model = tiny(depth=3, scan=scan, **fields)
   images = np.zeros((256, 8, 4, 3), np.float32)
-  params = jax.tree.map(np.zeros_like, random_params(model, images))
-  flat = traverse_util.flatten_dict(params, sep='/')
-  flat = {k: v + k.endswith('mlp/fc2/bias') for k, v in flat.items()}
+  params = tree.map_with_path(
+    lambda path, x: np.full_like(x, path.endswith('mlp/fc2/bias')),
+    random_params(model, images),
+  )
   features = functools.partial(model.apply, train=True, method='features')
   out = jax.jit(features)(
-    {'params': traverse_util.unflatten_dict(flat, sep='/')},
+    {'params': params},
     images,
     rngs={'dropout': quick_key(0)},
   )

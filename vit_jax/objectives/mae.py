@@ -2,10 +2,7 @@
 
 The encoder sees some patches of an image. A small decoder gets its tokens, and
 a mask vector for each hidden patch, and predicts the pixels of hidden patches.
-
-Recipe for ImageNet (table 8): AdamW with b2 0.95, weight decay 0.05 and a rate
-of 1.5e-4 * batch / 256; 800 epochs in batches of 4,096, 40 epochs of warm-up,
-cosine; crops of 0.2 to 1 of the area, and flips.
+The recipe of the paper (table 8) is in configs/pretrain_folder.py.
 """
 
 import dataclasses

@@ -77,7 +77,7 @@ def read(
 
   Args:
     path: file or folder; local, gs://, s3://, http(s)://, or one that
-      `files.from_hub` knows, hf://USER/MODEL.
+      `array_files.from_hub` knows, hf://USER/MODEL.
     step, ema: for a workdir only, see `checkpoint.load_params`.
     trust: packages whose classes the file may name, for models and transforms
       of your own: ('my_package',).
