@@ -62,17 +62,16 @@ def parameters(seed=0):
   return tree.unflatten(found)
 
 
-def compare(golden, anchored=False):
-  """Check losses, terms, first gradients and last parameters.
+def compare(name):
+  """Check losses, terms, first gradients and last parameters of a recording.
 
   Returns the largest relative errors of the first loss and gradient, and of
   all losses.
   """
-  loss_fn, frozen = Given(MODEL, **FIELDS), ()
-  if anchored:
+  golden, loss_fn, frozen = tiny.golden(name), Given(MODEL, **FIELDS), ()
+  if name == 'anchor':
     start = types.SimpleNamespace(model=MODEL)
-    weight = recorder.ANCHOR
-    loss_fn = Anchored(inner=loss_fn, start=start, weight=weight)
+    loss_fn = Anchored(inner=loss_fn, start=start, weight=recorder.ANCHOR)
     frozen = (parameters(1),)
   tx = optax.adamw(recorder.LR, eps=recorder.EPS, weight_decay=recorder.DECAY)
   params = parameters()

@@ -1,4 +1,4 @@
-"""An anchor: recorded numbers, other objectives, the frozen start."""
+"""An anchor: other objectives, the frozen start; its numbers are DINOv2's."""
 
 import functools
 
@@ -35,12 +35,6 @@ INNER = {
   'visreg': functools.partial(LEJEPA, regularizer=Visreg(slices=8)),
   'dino': functools.partial(Dino, head=DinoHead(16, 12, 6), views=VIEWS),
 }
-
-
-def test_losses_and_gradients_are_those_of_float64():
-  golden = tiny.golden('anchor')
-  first, gradient, all_steps = recorded.compare(golden, anchored=True)
-  assert first < 1e-6 and gradient < 1e-6 and all_steps < 1e-5
 
 
 @pytest.fixture(scope='module')

@@ -22,8 +22,9 @@ KEY = jax.random.key(0)
 IMAGES = jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)
 
 
-def test_losses_and_gradients_are_those_of_float64():
-  first, gradient, all_steps = recorded.compare(tiny.golden('dinov2'))
+@pytest.mark.parametrize('name', ['dinov2', 'anchor'])
+def test_losses_and_gradients_are_those_of_float64(name):
+  first, gradient, all_steps = recorded.compare(name)
   assert first < 1e-6 and gradient < 1e-6 and all_steps < 1e-5
 
 
