@@ -9,7 +9,7 @@ fine-tuning at a higher resolution with interpolated position embeddings (paper,
 section 3.2), compared with training from scratch. `quickstart.py:tiny` does all
 of it in miniature, in seconds.
 
-Result (4 to 5 minutes on 2 CPU cores; accuracy in % on 768 scans by other
+Result (3 to 4 minutes on 2 CPU cores; accuracy in % on 768 scans by other
 writers, mean and standard deviation of the 3 draws; numbers differ slightly
 between CPUs):
 

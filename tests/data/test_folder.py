@@ -250,11 +250,12 @@ def test_csv_with_names_and_splits(root):
 def test_csv_that_this_package_writes(tmp_path):
   names = ['a,b.jpg', 'two\nlines.jpg', 'c\rr.jpg', 'l\u2028s', 'x\x0cy']
   rows = [['path', 'label'], *([name, 'x'] for name in names)]
-  text = ''.join(map(csv_line, rows)) + 'latin\udcff.jpg,x\n'
+  text = ''.join(map(csv_line, rows)) + 'latin\udcff.jpg,²\n'
   (tmp_path / 't.csv').write_text(text, errors='surrogateescape')
   source = Folder(tmp_path, csv='t.csv')
   found = [source.file_name(i) for i in range(len(source))]
   assert found == [*names, 'latin\udcff.jpg']
+  assert source.class_names == ['x', '²']  # a digit, but not a decimal one
   assert csv_line([found[-1]]) == 'latin\\udcff.jpg\n'
 
 

@@ -53,7 +53,7 @@ def encode(
   if any(isinstance(value, str) for value in values):
     values = [clean(str(value)) for value in values]
     different = {*values}
-    are_ints = all(x.removeprefix('-').isdigit() for x in different)
+    are_ints = all(x.removeprefix('-').isdecimal() for x in different)
     if not are_ints or different <= set(names or ()):
       names = sorted(different) if names is None else names
       return indices(where, values, names), names
