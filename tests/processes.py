@@ -233,7 +233,8 @@ def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
     found |= {f'{item}/{path}': value for path, value in flat.items()}
   handler.close()
   data = json.loads((folder / 'record' / 'metadata').read_text())['data']
-  data['metrics'].pop('seconds')
+  for name in ('seconds', 'cpu_seconds'):
+    data['metrics'].pop(name)
   return found | {f'data/{key}': value for key, value in data.items()}
 
 

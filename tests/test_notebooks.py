@@ -184,14 +184,14 @@ def test_pretraining_fine_tuning_and_looking(tmp_path):
   """Each notebook starts from the weights of the notebook before."""
   quick, tuned = tmp_path / 'quick', tmp_path / 'tuned'
   execute('pretrain_and_transfer', quick)
-  assert 'fine-tuned at 32 px' in (quick / 'table.md').read_text()
+  assert 'fine-tuned at 36 px' in (quick / 'table.md').read_text()
   text = execute(
     'finetune_your_folder',
     tuned,
     WEIGHTS=quick / 'pretrain',
     FOLDER=tmp_path / 'tiles',
   )
-  assert 'pos_embedding 1x6x6x96 resized to 1x9x9x96' in text
+  assert 'pos_embedding 1x4x4x96 resized to 1x6x6x96' in text
   execute('predict_and_look', tmp_path / 'figures', WEIGHTS=tuned)
   assert (tmp_path / 'figures' / 'rollout.npz').exists()
 
