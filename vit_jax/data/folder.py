@@ -170,7 +170,7 @@ def _in_splits(root, split, found):
 
 
 def _folders(path):
-  """Return the sorted names of the sub-folders without loops."""
+  """Return the sorted names of the sub-folders, except links upwards."""
   real = os.path.realpath
   here = epath.Path(real(path))
   found = (x for x in path.iterdir() if x.name[0] != '.' and x.is_dir())
@@ -190,10 +190,10 @@ def check_images(
   where: str, found: Collection[str], others: Iterable[str], nested: bool = True
 ) -> None:
   """Refuse no images, and those of a run; name the files that are ignored."""
-  others, deep = sorted(others), ' in class sub-folders' if nested else ''
+  others, below = sorted(others), ' in class sub-folders' if nested else ''
   if not found:
     raise UserError(
-      f'{where} has no images{deep}, and {len(others)} other files. Expected '
+      f'{where} has no images{below}, and {len(others)} other files. Expected '
       f'{where}/{"CLASS/" if nested else ""}IMAGE with an ending of '
       f'{", ".join(image_files.ENDINGS)}.'
     )
@@ -203,7 +203,7 @@ def check_images(
       'Move it to another place: its images are not examples.'
     )
   if others:
-    text = f'ignored files that are not images{deep} {some(others)}'
+    text = f'ignored files that are not images{below} {some(others)}'
     tables.say_once(f'{where}: {text}')
 
 

@@ -493,7 +493,7 @@ class Writer:
 def read_records(workdir: PathLike) -> list[dict[str, Any]]:
   """Return the records of a run, oldest first.
 
-  Damaged lines are left out and counted, but for a last one that a kill tore.
+  Damaged lines are left out and counted, except a last one that a kill cut.
   """
   path = epath.Path(workdir) / NAME
   if not path.exists():
