@@ -190,7 +190,7 @@ def data(source, transforms, *, batch_size):
 
 def tfds(name, split, **fields):
   """Return a TFDS source; data_dir=None is ~/tensorflow_datasets."""
-  source = make('data.tfds.Tfds', name=name, split=split)
+  source = make('data.sources.tfds.Tfds', name=name, split=split)
   keys = {'image_key': 'image', 'label_key': 'label'}
   return source | keys | {'data_dir': placeholder(str)} | fields
 
@@ -207,10 +207,10 @@ def few_shot_data(name, train, test, size, *, data_dir, batch_size):
 
 
 def own_images(split, **fields):
-  """Return a source of data/sources.py, whose path the user sets."""
+  """Return a source of data/sources/named.py, whose path the user sets."""
   keys = ('path', 'csv', 'image_key', 'label_key')
   unset = {key: placeholder(str) for key in keys}
-  return make('data.sources.open_source', split=split, **unset, **fields)
+  return make('data.sources.named.open_source', split=split, **unset, **fields)
 
 
 def own_classes(held_out):

@@ -55,7 +55,7 @@ def muon():
 
 def glyphs(size, **fields):
   """Return drawn letters and symbols in 480 classes; none is a digit."""
-  path = 'data.embedded.glyphs.Glyphs'
+  path = 'data.sources.glyphs.Glyphs'
   return common.make(path, image_size=size, **fields)
 
 
@@ -64,7 +64,7 @@ def digits(split, size, *, batch_size=128, crop=None, **fields):
 
   Scans are resized to `size`, then cropped at random to `crop` pixels.
   """
-  path = 'data.embedded.digits.Digits'
+  path = 'data.sources.digits.Digits'
   transforms = common.resize(size)
   if crop:
     transforms.append(common.make('data.transforms.RandomCrop', size=crop))
@@ -93,7 +93,7 @@ def frozen_on_digits(size, *, tiny=False, **more):
   readouts = more | {'fewshot': common.few_shot((SHOTS,), DRAWS)}
 
   def half(bounds):
-    source = common.make('data.views.Slice', source=train['source'])
+    source = common.make('data.subsets.Slice', source=train['source'])
     return train | {'source': source | {'bounds': bounds, 'stratified': True}}
 
   data = {
@@ -111,12 +111,12 @@ def few_digits(size, load, *, seed, batch_size):
   """
   data = digits('train', load, crop=size, batch_size=batch_size)
   val = digits('test', size)
-  half = common.make('data.views.Slice', source=data['source'])
+  half = common.make('data.subsets.Slice', source=data['source'])
   if seed == TRIAL:
     val['source'] = half | {'bounds': '[50%:]'}
   half['bounds'] = '[:50%]'
   data['source'] = common.make(
-    'data.views.Subset', source=half, per_class=SHOTS, seed=seed
+    'data.subsets.Subset', source=half, per_class=SHOTS, seed=seed
   )
   return data, val
 

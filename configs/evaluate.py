@@ -8,7 +8,7 @@ The model and its preprocessing are those of the run.
 
 Arguments (separated by commas; the first of a list is the default):
   folder, tfds   where the images are: PATH/CLASS/*.jpg or another source, see
-             vit_jax/data/sources.py; or a prepared TFDS set
+             vit_jax/data/sources/named.py; or a prepared TFDS set
              (--config.evals.test.data.source.name=NAME and .split=SPLIT)
   accuracy, fewshot, knn, logistic   one or several. accuracy (the default) is
              top-1, top-5, loss and calibration of the classifier. The others

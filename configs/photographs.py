@@ -4,7 +4,7 @@ r"""A few thousand photographs: what works without weights from elsewhere.
     python -m vit_jax.main --config=configs/photographs.py --workdir=DIR
 
 ELPV has 2,624 grey photographs of solar cells, of which 31% have a defect (see
-vit_jax/data/embedded/elpv.py, also for the licence). A model of train_folder.py
+vit_jax/data/sources/elpv.py, also for the licence). A model of train_folder.py
 learns from 10, 50 or 200 cells of each kind, or from all 1,968 for training:
 from scratch, or after MAE, DINO or LeJEPA on the 1,968 cells without labels.
 Plain baselines are logistic regression on pixels and on histograms of oriented
@@ -103,11 +103,11 @@ def model(args, name=''):
 
 def photographs(split, seed, shots=None):
   """Return the source of a split, or of some cells of each kind."""
-  source = common.make('data.embedded.elpv.Elpv', split=split, seed=seed)
+  source = common.make('data.sources.elpv.Elpv', split=split, seed=seed)
   if not shots:
     return source
   subset = {'source': source, 'per_class': shots, 'seed': seed}
-  return common.make('data.views.Subset', **subset)
+  return common.make('data.subsets.Subset', **subset)
 
 
 def train(args, shots, seed, name='', lr=None):

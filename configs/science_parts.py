@@ -108,11 +108,11 @@ def photographs(args, px, seed):
   flip = common.make('data.transforms.FlipLR')
   trial = seed == embedded.TRIAL
   cells = functools.partial(
-    common.make, 'data.embedded.elpv.Elpv', seed=0 if trial else seed
+    common.make, 'data.sources.elpv.Elpv', seed=0 if trial else seed
   )
   train, test = cells(split='train'), cells(split='test')
   if trial:
-    part = common.make('data.views.Slice', source=train, stratified=True)
+    part = common.make('data.subsets.Slice', source=train, stratified=True)
     train, test = part | {'bounds': '[:75%]'}, part | {'bounds': '[75%:]'}
   train = common.data(train, [*resize, flip], batch_size=64)
   train['order'] = common.make('data.order.Balanced')

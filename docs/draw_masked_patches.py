@@ -22,7 +22,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config, pretrained
-from vit_jax.data import image_files
+from vit_jax.data.sources import image_files
 from vit_jax.io import terminal
 from vit_jax.objectives.masked_patches import (
   LEVELS,

@@ -29,7 +29,7 @@ import ml_collections
 
 def get_config():
   t = 'vit_jax.data.transforms.'
-  digits = dict(target='vit_jax.data.embedded.digits.Digits', split='train')
+  digits = dict(target='vit_jax.data.sources.digits.Digits', split='train')
   return ml_collections.ConfigDict(dict(
     run='vit_jax.train.train',
     seed=3,

@@ -45,7 +45,10 @@ def test_config_of_a_subset(tmp_path):
   (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
   files = (f'{name}/{i}.png' for name in ('cat', 'dog') for i in range(5))
   packed.write_folder(tmp_path, dict.fromkeys(files, b''))
-  source = {'target': 'vit_jax.data.folder.Folder', 'path': str(tmp_path)}
+  source = {
+    'target': 'vit_jax.data.sources.folder.Folder',
+    'path': str(tmp_path),
+  }
   made = config.ConfigDict({'data': {'source': source}})
   exec(code.replace('100', '2').replace('5000', '3'), {'config': made})
   assert len(config.resolve(made.data.source)) == 3

@@ -23,7 +23,7 @@ Of tests.'''
 import ml_collections
 
 def get_config(argument=''):
-  source = dict(target='vit_jax.data.embedded.digits.Digits', split='train')
+  source = dict(target='vit_jax.data.sources.digits.Digits', split='train')
   config = ml_collections.ConfigDict(dict(
     run='vit_jax.train.train',
     total_steps=4,
@@ -42,7 +42,7 @@ def get_config(argument=''):
 EVALS = """config.evals = dict(test=dict(
   target='vit_jax.evals.classification.Classification', every_steps=1,
   data=dict(batch_size=64, source=dict(
-    target='vit_jax.data.embedded.digits.Digits', split='test'))))""".replace(
+    target='vit_jax.data.sources.digits.Digits', split='test'))))""".replace(
   '\n', ' '
 )
 RESIZE = 'vit_jax.data.transforms.Resize'
@@ -82,7 +82,7 @@ def call(config, workdir, *flags):
     ),
     (
       'config.data.source = dict('
-      "target='vit_jax.data.folder.Folder', path='/none')",
+      "target='vit_jax.data.sources.folder.Folder', path='/none')",
       [],
       r"FileNotFoundError: .*'/none'",
     ),

@@ -20,8 +20,13 @@ from vit_jax.evals.evaluators import Factory
 from vit_jax.io import terminal
 from vit_jax.models import attention_choice
 from vit_jax.models.layers import Normalize
-from vit_jax.parallel import sharding as layout
-from vit_jax.parallel.sharding import MeshSizes, Rules
+from vit_jax.parallel.sharding import (
+  MeshSizes,
+  Rules,
+  annotate,
+  infer,
+  rules_for,
+)
 from vit_jax.reports import confusion, page
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.metrics import Stopwatch, Writer
@@ -102,8 +107,8 @@ def evaluate(
     class_names=class_names,
     abstract_params=abstract_params,
   )
-  rules = layout.rules_for(mesh) if sharding is None else sharding
-  shardings = layout.infer(abstract_params, rules, mesh)
+  rules = rules_for(mesh) if sharding is None else sharding
+  shardings = infer(abstract_params, rules, mesh)
   if dry_run:
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
@@ -155,7 +160,7 @@ def _params(init, model, weights, init_from, shardings):
   # A model without a head takes the trunk only.
   default = 'keep' if model.num_classes else 'reset'
   init_from = dataclasses.replace(init_from, head=init_from.head or default)
-  params = layout.annotate(jax.eval_shape(init), shardings)
+  params = annotate(jax.eval_shape(init), shardings)
   if init_from.head != 'keep':  # some stay as initialised
     params = jax.jit(init, out_shardings=shardings)()
   return surgery.fit(weights, params, model, init_from)

@@ -15,7 +15,7 @@ from vit_jax.durations import Interval, Timeline
 from vit_jax.evals.evaluators import check_class_names
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
-from vit_jax.parallel import sharding as layout
+from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import Rules
 from vit_jax.runs import compiled
 from vit_jax.step import (
@@ -129,7 +129,7 @@ def make(
     UserError: if the settings do not fit each other, the data or the mesh.
   """
   batch_size, accum_steps = examples.batch_size, settings.accum_steps
-  layout.check_batch_size(batch_size, mesh, parts=accum_steps)
+  sharding.check_batch_size(batch_size, mesh, parts=accum_steps)
   if examples.num_classes == 1 and not jnp.ndim(examples.first['label']):
     raise UserError(
       f'The training data has one class: {examples.class_names}. Expected two '
@@ -226,8 +226,8 @@ def make_step(
     loss_fn=loss_fn,
   )
   abstract_state = jax.eval_shape(init, jax.random.key(0))
-  rules = layout.rules_for(mesh) if rules is None else rules
-  shardings = layout.infer(abstract_state, rules, mesh)
+  rules = sharding.rules_for(mesh) if rules is None else rules
+  shardings = sharding.infer(abstract_state, rules, mesh)
   step_fn = functools.partial(
     train_step,
     loss_fn=loss_fn,
@@ -235,13 +235,13 @@ def make_step(
     accum_steps=accum_steps,
     ema_weight=ema_weight,
   )
-  outputs = (shardings, layout.replicated(mesh))
+  outputs = (shardings, sharding.replicated(mesh))
   # Costly passes take longer than they save in a program that runs once.
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
   options = {'xla_backend_optimization_level': 1} if on_cpu else None
   return (
     jax.jit(init, out_shardings=shardings, compiler_options=options),
-    layout.annotate(abstract_state, shardings),
+    sharding.annotate(abstract_state, shardings),
     jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
   )
 

@@ -20,9 +20,14 @@ from vit_jax.models.attention_choice import Chooser
 from vit_jax.models.layers import Normalize
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
-from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.hosts import Stopped, StopSignal
-from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch
+from vit_jax.parallel.sharding import (
+  MeshSizes,
+  Rules,
+  put_batch,
+  replicated,
+  this_process,
+)
 from vit_jax.reports import confusion, page, sheets
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
@@ -220,7 +225,7 @@ def train(
       start=saved['position'],
       skipped=saved.get('unreadable', ()),
       num_classes=ready.model.num_classes,
-      **layout.this_process(),
+      **this_process(),
     )
     with (
       contextlib.closing(monitor),
@@ -308,7 +313,7 @@ def _save(saver, step, state, batches, monitor, results):
 
 def _draw(workdir, objective, evaluators, state, batch, mesh):
   """Draw rows of images of the objective and the evaluators."""
-  pictures = jax.jit(objective.pictures, out_shardings=layout.replicated(mesh))
+  pictures = jax.jit(objective.pictures, out_shardings=replicated(mesh))
   with jax.transfer_guard('allow'):
     drawn = jax.device_get(pictures(state.params, batch, state.rng))
     for evaluator in evaluators.values():

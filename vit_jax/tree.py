@@ -3,7 +3,7 @@
 A leaf's path joins its keys with '/': 'block_0/attn/query/kernel'. A rule is a
 regular expression that must match the whole path (`re.fullmatch`).
 
-Layers of one shape come in two layouts: 'block_0/...', 'block_1/...' where the
+Layers of one shape come in two forms: 'block_0/...', 'block_1/...' where the
 model is unrolled, and 'blocks/...' with a leading layer dimension where it is
 scanned.
 """
@@ -123,5 +123,5 @@ def unstack_blocks(flat: FlatParams) -> dict[str, Any]:
 
 
 def is_stacked(flat: Iterable[str]) -> bool:
-  """Return whether any path of a {path: leaf} is in the scanned layout."""
+  """Return whether any path of a {path: leaf} is of the scanned form."""
   return any(_STACKED.fullmatch(path) for path in flat)

@@ -155,7 +155,7 @@ def test_what_lacks_arguments_becomes_a_partial():
     ({'part': {'size': 1.0}}, ['part.size=1.0', 'integer']),
     ({'part': 3}, ['part=3', 'Part']),
     (
-      {'data': {'source': {'target': 'vit_jax.data.folder.Folder'}}},
+      {'data': {'source': {'target': 'vit_jax.data.sources.folder.Folder'}}},
       ['data.source:', "'path'"],
     ),
     ({'scale': '2'}, ["scale='2'", 'number']),
@@ -344,7 +344,7 @@ def test_only_trusted_names_are_imported():
     'os.system',
     'vit_jax.models.vit.jax.devices',
     'vit_jax.models.os.system',
-    'vit_jax.data.folder.Folder',
+    'vit_jax.data.sources.folder.Folder',
     'vit_jax.zoo.names.create',
     here('Strict'),
     7,

@@ -53,7 +53,7 @@ def test_wnids_number_a_folder_with_few_classes(tmp_path):
   files = 'n02123159/x.png', 'n15075141/x.png'
   packed.write_folder(tmp_path, dict.fromkeys(files, b''))
   config = {
-    'target': 'vit_jax.data.folder.Folder',
+    'target': 'vit_jax.data.sources.folder.Folder',
     'path': str(tmp_path),
     'class_names': {'target': 'vit_jax.data.imagenet.wnids'},
   }
@@ -65,7 +65,7 @@ def test_wnids_number_a_folder_with_few_classes(tmp_path):
 def test_real_labels_of_tfds(data_dir):
   source = config_lib.resolve(
     {
-      'target': 'vit_jax.data.tfds.Tfds',
+      'target': 'vit_jax.data.sources.tfds.Tfds',
       'name': 'imagenet2012_real',
       'split': 'validation',
       'data_dir': data_dir,

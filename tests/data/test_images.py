@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from tiny import encode
 
-from vit_jax.data import image_files, images, pipeline
+from vit_jax.data import images, pipeline
+from vit_jax.data.sources import image_files
 
 
 def picture(height=24, width=40):

@@ -12,8 +12,8 @@ from preset_configs import load_config
 from vit_jax import config as configs
 from vit_jax import pretrained
 from vit_jax.data import pipeline
-from vit_jax.data.folder import Folder
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources.folder import Folder
+from vit_jax.data.sources.named import open_source
 from vit_jax.models.layers import BlockOptions, Gelu, Normalize
 from vit_jax.runs import metrics
 from vit_jax.weights import formats

@@ -16,8 +16,8 @@ from tiny import encode
 
 from vit_jax.data import pipeline
 from vit_jax.data import transforms as T
-from vit_jax.data.folder import Folder
 from vit_jax.data.order import Balanced
+from vit_jax.data.sources.folder import Folder
 
 
 class Numbers:

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 
-from vit_jax.data.embedded.digits import Digits
+from vit_jax.data.sources.digits import Digits
 from vit_jax.evals.frozen import Split
 from vit_jax.parallel import sharding
 

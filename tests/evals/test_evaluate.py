@@ -13,9 +13,9 @@ from options import all_set, note_choices
 
 from vit_jax import tree
 from vit_jax.config import Provenance
-from vit_jax.data.embedded.digits import Digits
-from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
+from vit_jax.data.sources.digits import Digits
+from vit_jax.data.sources.glyphs import Glyphs
 from vit_jax.durations import steps
 from vit_jax.evals import evaluators
 from vit_jax.evals.classification import Classification

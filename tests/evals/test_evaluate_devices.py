@@ -13,9 +13,9 @@ from vit_jax.zoo import names
 
 
 def data(split, examples):
-  source = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': split}
+  source = {'target': 'vit_jax.data.sources.digits.Digits', 'split': split}
   source = {'source': source, 'examples': examples}
-  source |= {'target': 'vit_jax.data.views.Subset'}
+  source |= {'target': 'vit_jax.data.subsets.Subset'}
   return {'source': source, 'batch_size': 16}
 
 

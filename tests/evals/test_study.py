@@ -246,7 +246,7 @@ def test_the_best_of_a_grid_is_taken(tmp_path, capsys):
 def test_missing_data_of_any_run_is_found_before_the_first(tmp_path):
   config = make_config()
   for name, data in (('b_seed0', 'cifar10'), ('a_seed1', 'dtd')):
-    target = {'target': 'vit_jax.data.tfds.Tfds', 'name': data}
+    target = {'target': 'vit_jax.data.sources.tfds.Tfds', 'name': data}
     target |= {'split': 'train', 'data_dir': str(tmp_path)}
     config.runs[name].others = {'test': {'data': {'source': target}}}
   with pytest.raises(ValueError, match='cannot be opened') as info:

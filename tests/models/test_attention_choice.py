@@ -11,8 +11,8 @@ import pytest
 from contract import TINY_VIT
 
 from vit_jax.config import Provenance
-from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
+from vit_jax.data.sources.digits import Digits
 from vit_jax.durations import steps
 from vit_jax.models import attention_choice, pallas_attention
 from vit_jax.models.attention import BOUNDS, attention, check

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from vit_jax import config, pretrained
-from vit_jax.data.embedded.digits import Digits
+from vit_jax.data.sources.digits import Digits
 from vit_jax.tools import convert
 from vit_jax.weights import formats
 
@@ -18,7 +18,10 @@ pytestmark = needs('torch', 'timm')
 def data(split):
   resize = {'target': 'vit_jax.data.transforms.Resize', 'size': 16}
   return {
-    'source': {'target': 'vit_jax.data.embedded.digits.Digits', 'split': split},
+    'source': {
+      'target': 'vit_jax.data.sources.digits.Digits',
+      'split': split,
+    },
     'transforms': (resize,),
     'batch_size': 64,
   }

@@ -4,21 +4,16 @@ The model does not look at the images: its likeliest classes are always those
 of BEST, in this order, so that every accuracy can be counted by hand.
 """
 
-import importlib
-import sys
-
+import made_up
 import numpy as np
 import pytest
 import tiny
-from preset_configs import ROOT, load_config
+from preset_configs import load_config
 
 from vit_jax import config as config_lib
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 from vit_jax.zoo import names
-
-sys.path.append(str(ROOT / 'tests' / 'data'))
-made_up = importlib.import_module('made_up')
 
 BEST = (500, 3, 7, 8, 9, 10)
 # Labels are 0, 1, 2, ...; in imagenet2012_real none, [1], [2, 3], none, ...

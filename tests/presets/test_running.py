@@ -4,16 +4,14 @@ The TFDS sets have the names and splits of the real ones, with noise as images.
 """
 
 import functools
-import importlib
 import io
 import json
-import sys
 
+import made_up
 import numpy as np
 import pytest
 from preset_configs import (
   CLASSES,
-  ROOT,
   find_distillation,
   load_config,
   load_module,
@@ -24,10 +22,6 @@ from tiny import encode
 from vit_jax import config as configs
 from vit_jax.data import vtab
 from vit_jax.runs.metrics import read_records
-
-sys.path.append(str(ROOT / 'tests' / 'data'))
-made_up = importlib.import_module('made_up')
-
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 

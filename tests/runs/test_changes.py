@@ -14,7 +14,10 @@ from vit_jax.runs import workdirs
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.types import UserError
 
-DIGITS = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': 'train'}
+DIGITS = {
+  'target': 'vit_jax.data.sources.digits.Digits',
+  'split': 'train',
+}
 
 
 def config_of(**changed):
@@ -157,7 +160,7 @@ def folder_of(path):
 
 def basis_of_folder(path):
   """Return the Basis of a run that trains and evaluates on a folder."""
-  source = {'target': 'vit_jax.data.folder.Folder', 'path': str(path)}
+  source = {'target': 'vit_jax.data.sources.folder.Folder', 'path': str(path)}
   config = config_of()
   config.data.source = config.evals.val.data.source = source
   call = configs.plan_run(config)

@@ -15,8 +15,8 @@ import pytest
 from options import all_set, note_choices
 
 from vit_jax.config import Provenance
-from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
+from vit_jax.data.sources.digits import Digits
 from vit_jax.data.transforms import Resize
 from vit_jax.durations import Timeline, steps
 from vit_jax.evals.evaluators import run as run_evaluators

@@ -173,7 +173,7 @@ def make_config(**changes):
       },
       'data': {
         'source': {
-          'target': 'vit_jax.data.folder.Folder',
+          'target': 'vit_jax.data.sources.folder.Folder',
           'path': '/does/not/exist',
         },
         'transforms': (

@@ -13,10 +13,10 @@ from packed import NAMES, tar_bytes, write_folder
 from PIL import Image
 from tiny import encode
 
-from vit_jax.data import imagenet, images, tars
-from vit_jax.data.embedded.digits import Digits
-from vit_jax.data.sources import open_source
-from vit_jax.data.tfds import Tfds
+from vit_jax.data import imagenet, images
+from vit_jax.data.sources.digits import Digits
+from vit_jax.data.sources.named import open_source, tars
+from vit_jax.data.sources.tfds import Tfds
 from vit_jax.tools import prepare
 
 FILES = packed.images()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data import images
-from vit_jax.data.folder import Folder
+from vit_jax.data.sources.folder import Folder
 from vit_jax.tools import samples
 
 

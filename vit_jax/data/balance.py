@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax.data.views import Source, class_labels
+from vit_jax.data.subsets import Source, class_labels
 
 
 def class_weights(source: Source) -> tuple[float, ...]:

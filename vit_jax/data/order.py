@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol
 
 import numpy as np
 
-from vit_jax.data.views import Source, class_labels, ranks
+from vit_jax.data.subsets import Source, class_labels, ranks
 from vit_jax.types import Expect
 
 Visits = Callable[[int], tuple[int, int]]  # position -> (visit, index)

@@ -44,10 +44,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from vit_jax.data import images, views, workers
+from vit_jax.data import images, subsets, workers
 from vit_jax.data.order import Order, Shuffled, Visits
+from vit_jax.data.subsets import Source, Unlabelled, stack_labels
 from vit_jax.data.transforms import Interpolation, Transform, sized
-from vit_jax.data.views import Source, Unlabelled, stack_labels
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
@@ -135,13 +135,13 @@ class Data:
 
   def fingerprint(self) -> dict[str, Any]:
     """Return {'source.NAME': JSON value}, which differ for other data."""
-    found = views.fingerprint(self.source)
+    found = subsets.fingerprint(self.source)
     return {f'source.{name}': value for name, value in found.items()}
 
   def name_skipped(self, indices: Iterable[int]) -> str:
     """Return a line that names skipped examples."""
     found = sorted(indices)
-    names = [views.describe(self.source, int(i)) for i in found[:_NAMED]]
+    names = [subsets.describe(self.source, int(i)) for i in found[:_NAMED]]
     more = ', ...' * (len(found) > _NAMED)
     count = f'{len(found)} of {len(self.source)}'
     return f'Skipped {count} examples, unreadable: {", ".join(names)}{more}'
@@ -353,7 +353,7 @@ class _Reader:
 
   def _where(self, index):
     try:
-      what = views.describe(self._source, index)
+      what = subsets.describe(self._source, index)
     except Exception as error:  # the record itself may be damaged
       what = f'without a description ({error})'
     return f'example {index} of {self._name}, {what}'

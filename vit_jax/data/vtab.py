@@ -173,7 +173,7 @@ def settings(key: str, split: str, **fields: Any) -> dict[str, Any]:
   }
   rule = {} if task.label_fn is None else {'label_fn': dict(task.label_fn)}
   return {
-    'target': 'vit_jax.data.tfds.Tfds',
+    'target': 'vit_jax.data.sources.tfds.Tfds',
     'name': task.tfds,
     'split': splits[split],
     'image_key': 'image',

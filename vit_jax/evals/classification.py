@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import views
+from vit_jax.data import subsets
 from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
 from vit_jax.objectives import classification
 from vit_jax.types import (
@@ -89,7 +89,7 @@ class Classification(SplitEvaluator):
     self.class_names = self._names if self.same_classes else None
     self._classes: slice | np.ndarray = slice(None)  # to choose among: all
     if self.restrict:
-      labels = views.labels(self.data.source)
+      labels = subsets.labels(self.data.source)
       occur = labels if labels.ndim == 1 else np.nonzero(labels > 0)[1]
       self._classes = np.unique(occur)
     self.predictions: Predictions | None = None

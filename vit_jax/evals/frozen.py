@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.data import views
+from vit_jax.data import subsets
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
 from vit_jax.types import Kind, Kinds, Params, Preprocess, UserError
@@ -99,7 +99,7 @@ class Frozen:
     for collector in self._collectors.values():
       collector.check(params)
     for name, splits in self.data.items():
-      labels = {k: views.class_labels(x.source) for k, x in splits.items()}
+      labels = {k: subsets.class_labels(x.source) for k, x in splits.items()}
       for key, readout in self.readouts.items():
         try:
           readout.check(labels)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from vit_jax.analysis import embeddings
-from vit_jax.data.views import View
+from vit_jax.data.subsets import View
 from vit_jax.evals.collect import COUNTS, Collector, SplitEvaluator
 from vit_jax.evals.knn import neighbours
 from vit_jax.io import terminal

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from vit_jax import config, pretrained
-from vit_jax.data import tables
+from vit_jax.data.sources import tables
 from vit_jax.tools.parsers import count
 from vit_jax.types import Size, UserError
 from vit_jax.weights import formats

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained
-from vit_jax.data import image_files
+from vit_jax.data.sources import image_files
 from vit_jax.io import terminal
 from vit_jax.io.files import csv_line, write_atomically
 from vit_jax.models.vit import VisionTransformer

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images, tars, views, workers
-from vit_jax.data.sources import open_source
+from vit_jax.data import images, subsets, workers
+from vit_jax.data.sources.named import open_source, tars
 from vit_jax.data.transforms import resize
 from vit_jax.io import terminal
 from vit_jax.io.files import csv_line
@@ -200,7 +200,7 @@ def _process(source, function):
       return
     file_name = getattr(source, 'file_name', lambda index: None)
     for index in range(len(source)):
-      name = file_name(index) or views.describe(source, index)
+      name = file_name(index) or subsets.describe(source, index)
       yield name, functools.partial(source.__getitem__, index)
 
   return workers.read_ahead(

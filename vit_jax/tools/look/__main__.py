@@ -33,7 +33,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from vit_jax.data import image_files
+from vit_jax.data.sources import image_files
 from vit_jax.io import terminal
 from vit_jax.reports.attention_figures import STYLES
 from vit_jax.tools import arguments, parsers, predict

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.analysis import embeddings as principal
-from vit_jax.data import image_files
+from vit_jax.data.sources import image_files
 from vit_jax.data.transforms import scale
 from vit_jax.io import terminal
 from vit_jax.reports import attention_figures, embedding_figures

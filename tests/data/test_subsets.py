@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data.balance import class_weights
-from vit_jax.data.views import Slice, Subset, Unlabelled, View, labels
+from vit_jax.data.subsets import Slice, Subset, Unlabelled, View, labels
 
 COUNTS = (50, 7, 1, 20)  # of each class
 LABELS = np.repeat(np.arange(4), COUNTS)[np.arange(78) * 31 % 78]

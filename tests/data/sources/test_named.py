@@ -11,14 +11,13 @@ import packed
 import pytest
 import tensorflow_datasets as tfds
 
-from vit_jax.data import tables
-from vit_jax.data.folder import Folder
-from vit_jax.data.hugging_face import HuggingFace
 from vit_jax.data.images import UnreadableError
 from vit_jax.data.pipeline import Data
-from vit_jax.data.sources import open_source
-from vit_jax.data.tfds import Tfds
-from vit_jax.data.views import Slice, fingerprint
+from vit_jax.data.sources.folder import Folder
+from vit_jax.data.sources.hugging_face import HuggingFace
+from vit_jax.data.sources.named import open_source, tables
+from vit_jax.data.sources.tfds import Tfds
+from vit_jax.data.subsets import Slice, fingerprint
 
 datasets = pytest.importorskip('datasets')
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from etils import epath
 
-from vit_jax.data.views import stack_labels
+from vit_jax.data.subsets import stack_labels
 from vit_jax.types import MACHINE, PathLike, UserError
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')

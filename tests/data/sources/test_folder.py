@@ -12,9 +12,10 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax.data import image_files, images, pipeline, tars
-from vit_jax.data.folder import Folder
-from vit_jax.data.sources import open_source
+from vit_jax.data import images, pipeline
+from vit_jax.data.sources import image_files, tars
+from vit_jax.data.sources.folder import Folder
+from vit_jax.data.sources.named import open_source
 from vit_jax.io.files import csv_line
 
 

@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from vit_jax.data.embedded import glyphs
-from vit_jax.data.embedded.glyphs import CHARACTERS
+from vit_jax.data.sources import glyphs
+from vit_jax.data.sources.glyphs import CHARACTERS
 
 
 def test_depends_on_seed_and_index_not_on_order_or_threads():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made_up import install_elpv
 
-from vit_jax.data.embedded import elpv
-from vit_jax.data.embedded.elpv import Elpv
+from vit_jax.data.sources import elpv
+from vit_jax.data.sources.elpv import Elpv
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.data import image_files
-from vit_jax.data.folder import check_classes, check_images, class_of
+from vit_jax.data.sources import image_files
+from vit_jax.data.sources.folder import check_classes, check_images, class_of
 from vit_jax.types import PathLike
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from etils import epath
 
-from vit_jax.data import image_files, tables
-from vit_jax.data.image_files import is_image, is_shown, some, walk
+from vit_jax.data.sources import image_files, tables
+from vit_jax.data.sources.image_files import is_image, is_shown, some, walk
 from vit_jax.types import MACHINE, PathLike, UserError
 
 # Names of splits, in lower case: 'train2017', 'seg_test', 'valset'.

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from etils import epath
 
-from vit_jax.data import tables
-from vit_jax.data.folder import Folder
-from vit_jax.data.hugging_face import FILES, SAVED, HuggingFace
-from vit_jax.data.tfds import Tfds
-from vit_jax.data.views import Slice, Source
+from vit_jax.data.sources import tables
+from vit_jax.data.sources.folder import Folder
+from vit_jax.data.sources.hugging_face import FILES, SAVED, HuggingFace
+from vit_jax.data.sources.tfds import Tfds
+from vit_jax.data.subsets import Slice, Source
 from vit_jax.types import MACHINE, PathLike, UserError
 
 _READERS: dict[str, Any] = {'folder': Folder, 'tfds': Tfds, 'hf': HuggingFace}
@@ -44,7 +44,7 @@ def open_source(
 
   Args:
     split: a split, if it is not in the name, and a slice in shuffled order, see
-      `views.Slice`: 'train[:90%]', or '[:90%]' of all.
+      `subsets.Slice`: 'train[:90%]', or '[:90%]' of all.
     stratified: whether the slice takes the same fraction of each class.
     csv, image_key, label_key, channels, exif: passed to the source.
     class_names: list of names, or a file with one name per line.

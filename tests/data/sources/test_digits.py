@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from vit_jax.data.embedded.digits import Digits
+from vit_jax.data.sources.digits import Digits
 
 
 def _images(source):

@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 from tiny import encode
 
 from vit_jax.data import images
-from vit_jax.data.tfds import Tfds
+from vit_jax.data.sources.tfds import Tfds
 from vit_jax.tools import to_array_record
 from vit_jax.types import UserError
 
@@ -156,7 +156,7 @@ def test_label_fn(data_dir, key):
 
 @pytest.mark.parametrize('key', ['label', 'count', 'weights'])
 def test_labels_are_those_of_the_examples(data_dir, key, monkeypatch):
-  monkeypatch.setattr('vit_jax.data.tfds._READ_AHEAD', 7)
+  monkeypatch.setattr('vit_jax.data.sources.tfds._READ_AHEAD', 7)
   source = Tfds('colours', split='train', data_dir=data_dir, label_key=key)
   expected = np.stack([source[i]['label'] for i in range(20)])
   labels = source.labels()

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.data import image_files, tables
+from vit_jax.data.sources import image_files, tables
 from vit_jax.types import PathLike, UserError
 
 # Readers of files that are named themselves, by ending.

@@ -1,7 +1,6 @@
-"""Sources of examples, and views: sources that show another one differently.
+"""The interface of sources, and subsets: sources that have parts of another.
 
-The interface of a source is described in pipeline.py. A view can be the source
-of another view.
+pipeline.py describes the interface. A subset of a subset is one, too.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import image_files
+from vit_jax.data.sources import image_files
 
 
 def draw(path, value, size=(4, 6)):
