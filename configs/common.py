@@ -344,7 +344,7 @@ def rand_augment(magnitude, *, faults):
 def imagenet_colours():
   """Return PyTorch's usual preprocessing: ImageNet's mean and deviation."""
   mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-  return make('models.layers.Normalize', mean=mean, std=std)
+  return make('models.dense.Normalize', mean=mean, std=std)
 
 
 # Objectives, optimizers, evaluators.

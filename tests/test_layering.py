@@ -21,9 +21,9 @@ FLOORS = (
   {'runs', 'zoo'},
   {'config', 'data', 'optim', 'parallel', 'step'},
   {'analysis', 'durations', 'io', 'models', 'tree'},
-  {'types'},
+  {'meshes', 'types'},
 )
-GROUND = {'durations', 'io', 'tree', 'types'}
+GROUND = {'durations', 'io', 'meshes', 'tree', 'types'}
 # What else some of them may import: models, objectives, optimizers and
 # evaluators come from the config.
 NARROW = {
@@ -33,19 +33,19 @@ NARROW = {
   'optim': set(),
   'data': set(),
   'config': set(),
-  'parallel': {'models.layers'},
+  'parallel': set(),
   'setup': {
     *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
     *('optim.', 'parallel.', 'runs.compiled', 'step'),
   },
   'train': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
-    *('models.layers', 'optim.', 'parallel.', 'reports.', 'runs.', 'setup'),
+    *('models.dense', 'optim.', 'parallel.', 'reports.', 'runs.', 'setup'),
     *('step', 'weights.'),
   },
   'evaluate': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
-    *('models.layers', 'parallel.', 'reports.', 'runs.', 'weights.'),
+    *('models.dense', 'parallel.', 'reports.', 'runs.', 'weights.'),
   },
 }
 

@@ -22,7 +22,7 @@ from tiny import assert_trees_close
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline, steps
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Schedule

@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax import tree
-from vit_jax.models.layers import PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.weights.bundle import Weights
 

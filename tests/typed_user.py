@@ -20,9 +20,9 @@ from vit_jax.data import transforms
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Duration, epochs, examples, steps
 from vit_jax.evals.classification import Classification
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.dense import Normalize
 from vit_jax.models.posemb import PositionEmbedding, SinCos2d
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.objectives import classification
 from vit_jax.objectives.wrapper import Wrapper
 from vit_jax.optim import optimizers as optim

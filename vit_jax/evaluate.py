@@ -19,7 +19,7 @@ from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
 from vit_jax.io import terminal
 from vit_jax.models import attention_choice
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.parallel.sharding import (
   MeshSizes,
   Rules,

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.transforms import Interpolation, Transform, antialiased, scale
-from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
+from vit_jax.models.vit import as_pair
 from vit_jax.types import (
   ComputedSize,
   Model,

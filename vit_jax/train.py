@@ -17,7 +17,7 @@ from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
 from vit_jax.io import terminal
 from vit_jax.models.attention_choice import Chooser
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.hosts import Stopped, StopSignal

@@ -10,8 +10,9 @@ import tiny
 
 from vit_jax import tree
 from vit_jax.analysis import attention
-from vit_jax.models.layers import BlockOptions, PatchEmbedding
+from vit_jax.models.dense import BlockOptions
 from vit_jax.models.pooling import ClassToken
+from vit_jax.models.vit import PatchEmbedding
 
 # Op by op, each would be compiled by itself.
 mean_distance = jax.jit(attention.mean_distance)

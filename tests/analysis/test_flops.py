@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax.analysis import flops
-from vit_jax.models.layers import PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.zoo import names
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)

@@ -17,8 +17,8 @@ from vit_jax.config import ConfigError
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.durations import Duration, Interval, steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.dense import Normalize
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.types import HARMLESS, MACHINE, Count, Dtype, PathRule, Size
 
 RESIZE = 'vit_jax.data.transforms.Resize'

@@ -14,7 +14,7 @@ from vit_jax import pretrained
 from vit_jax.data import pipeline
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.named import open_source
-from vit_jax.models.layers import BlockOptions, Gelu, Normalize
+from vit_jax.models.dense import BlockOptions, Gelu, Normalize
 from vit_jax.runs import metrics
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom

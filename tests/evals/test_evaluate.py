@@ -20,7 +20,7 @@ from vit_jax.durations import steps
 from vit_jax.evals import evaluators
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule

@@ -12,8 +12,9 @@ from synthetic import Synthetic
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.masked_patches import MaskedPatches, keys_of
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import NoPooling
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.parallel import sharding
 

@@ -11,7 +11,7 @@ from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.representation import Representation, describe
 from vit_jax.models import pooling, resnet
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.parallel import sharding
 from vit_jax.reports import sheets
 

@@ -17,7 +17,8 @@ from PIL import Image
 
 HERE = pathlib.Path(__file__).parent
 (transformers,) = seeded.import_torch('transformers')
-from vit_jax.models.layers import Gelu, Head  # noqa: E402
+from vit_jax.models.dense import Gelu  # noqa: E402
+from vit_jax.models.pooling import Head  # noqa: E402
 from vit_jax.models.posemb import SinCos2d  # noqa: E402
 from vit_jax.weights import huggingface as ours  # noqa: E402
 

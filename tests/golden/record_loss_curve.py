@@ -19,8 +19,8 @@ import optax
 
 from vit_jax.data import pipeline
 from vit_jax.durations import Timeline, steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.dense import Normalize
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule

@@ -25,7 +25,7 @@ timm, hub, vision_transformer, hybrid, resnetv2, mixer, layers, data = (
     *('timm.models.mlp_mixer', 'timm.layers', 'timm.data'),
   )
 )
-from vit_jax.models.layers import Gelu  # noqa: E402
+from vit_jax.models.dense import Gelu  # noqa: E402
 from vit_jax.models.pooling import DistillationToken, Map, Mean  # noqa: E402
 from vit_jax.models.posemb import SinCos2d  # noqa: E402
 from vit_jax.weights import timm as ours  # noqa: E402

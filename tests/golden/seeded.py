@@ -138,8 +138,8 @@ def model_weights(fields, seed=0, **attributes):
     **attributes: attributes of Weights.
   """
   from vit_jax.data.transforms import CentralCrop, Resize
-  from vit_jax.models.layers import Normalize, PatchEmbedding
-  from vit_jax.models.vit import VisionTransformer
+  from vit_jax.models.dense import Normalize
+  from vit_jax.models.vit import PatchEmbedding, VisionTransformer
   from vit_jax.weights import bundle
 
   fields = VIT | {'embedding': PatchEmbedding((4, 2))} | fields

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.models.layers import PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (4, 8, 12, 3))

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from contract import IMAGES, formula, tiny
 
-from vit_jax.models import layers
+from vit_jax.models import dense
 from vit_jax.models.attention import (
   Attention,
   attention,
   checked_cudnn,
   default,
 )
-from vit_jax.models.layers import BlockOptions
+from vit_jax.models.dense import BlockOptions
 from vit_jax.models.pooling import Map
 from vit_jax.models.rotary import RotaryAxial
 
@@ -252,7 +252,7 @@ def test_a_gate_multiplies_the_output_of_attention():
 @pytest.mark.parametrize('works', [True, False])
 def test_the_first_use_on_a_gpu_is_checked(works, cudnn, monkeypatch, capsys):
   """Models of a user's own code, inside of jit and with gradients."""
-  monkeypatch.setattr(layers, 'platform', lambda: 'gpu')
+  monkeypatch.setattr(dense, 'platform', lambda: 'gpu')
   if not works:
     fused = jax.nn.dot_product_attention
     wrong = lambda q, k, v, **more: fused(1.3 * q, k, v, **more)  # noqa: E731

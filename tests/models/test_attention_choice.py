@@ -17,9 +17,9 @@ from vit_jax.durations import steps
 from vit_jax.models import attention_choice, pallas_attention
 from vit_jax.models.attention import BOUNDS, attention, check
 from vit_jax.models.attention_choice import Chooser, compile_layer
-from vit_jax.models.layers import BlockOptions, PatchEmbedding
+from vit_jax.models.dense import BlockOptions
 from vit_jax.models.posemb import Relative
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.distillation import Teacher, distillation
 from vit_jax.optim.optimizers import Optimizer

@@ -23,12 +23,12 @@ from tiny import assert_trees_close
 
 from vit_jax import tree
 from vit_jax.models.axial import AxialViT
-from vit_jax.models.layers import BlockOptions, Gelu, Head, Mlp, PatchEmbedding
+from vit_jax.models.dense import BlockOptions, Gelu, Mlp
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import ClassToken, Map, NoPooling
+from vit_jax.models.pooling import ClassToken, Head, Map, NoPooling
 from vit_jax.models.posemb import SinCos2d
 from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 EVERYTHING = {  # each optional part at once

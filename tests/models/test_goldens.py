@@ -16,11 +16,12 @@ from contract import tiny as vit
 
 from vit_jax import tree
 from vit_jax.models.axial import AxialResNet, AxialViT
-from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.dense import BlockOptions
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
+from vit_jax.models.pooling import ClassToken, Head, Map, Mean, NoPooling
 from vit_jax.models.posemb import Learned, Learned2d, Relative
 from vit_jax.models.resnet import Hybrid, ResNet
+from vit_jax.models.vit import PatchEmbedding
 
 EXPECTED = json.loads((GOLDEN / 'models.json').read_text())
 ONE = {'pooling': ClassToken(num_registers=1)}

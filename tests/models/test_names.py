@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.models.layers import BlockOptions, PatchEmbedding
+from vit_jax.models.dense import BlockOptions
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.resnet import Hybrid, ResNet
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.tools import names as tool
 from vit_jax.zoo import names, published
 

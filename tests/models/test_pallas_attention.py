@@ -208,7 +208,7 @@ def test_compiles_for_tpus():
   code = """
 import jax
 from vit_jax.models import attention_choice
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools.compile import lowering
 

@@ -11,10 +11,11 @@ from jax import numpy as jnp
 from options import all_set
 
 from vit_jax import tree
-from vit_jax.models.layers import BlockOptions, Gelu, Head
+from vit_jax.models.dense import BlockOptions, Gelu
 from vit_jax.models.pooling import (
   ClassToken,
   DistillationToken,
+  Head,
   Map,
   Mean,
   NoPooling,

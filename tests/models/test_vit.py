@@ -24,12 +24,12 @@ from vit_jax import tree
 from vit_jax.analysis import flops
 from vit_jax.models import attention
 from vit_jax.models.axial import AxialViT
-from vit_jax.models.layers import BlockOptions, Gelu, Head, PatchEmbedding
+from vit_jax.models.dense import BlockOptions, Gelu
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import ClassToken, Map, Mean
+from vit_jax.models.pooling import ClassToken, Head, Map, Mean
 from vit_jax.models.posemb import Learned, Learned2d, Relative
 from vit_jax.models.resnet import Hybrid, ResNet
-from vit_jax.models.vit import Block
+from vit_jax.models.vit import Block, PatchEmbedding
 
 EXACT = Gelu('exact')
 

@@ -13,8 +13,8 @@ import tiny
 
 from vit_jax import tree
 from vit_jax.durations import Timeline, steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.dense import Normalize
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.objectives.anchor import Anchored
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import DinoHead

@@ -11,7 +11,7 @@ import recorded_dinov2 as recorded
 import tiny
 
 from vit_jax.durations import Timeline
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.resnet import ResNet
 from vit_jax.objectives.anchor import Start, anchored

@@ -19,8 +19,9 @@ from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import MultiCrop
 from vit_jax.durations import Timeline, steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import DistillationToken
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.anchor import Start, anchored
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino

@@ -13,7 +13,7 @@ import tiny
 
 from vit_jax import tree
 from vit_jax.durations import Timeline, epochs, steps
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives.colours import Colour, Seen, Views
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.optim.optimizers import Optimizer

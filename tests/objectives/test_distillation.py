@@ -17,7 +17,7 @@ from synthetic import Synthetic
 from vit_jax import pretrained, tree
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import steps
-from vit_jax.models.layers import Gelu, Normalize
+from vit_jax.models.dense import Gelu, Normalize
 from vit_jax.models.pooling import DistillationToken
 from vit_jax.objectives import mixing
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent

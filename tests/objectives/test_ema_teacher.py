@@ -12,7 +12,8 @@ import optax
 import tiny
 
 from vit_jax.durations import Timeline
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.dense import Normalize
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.step import init_state, train_step
 
 PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'self_supervised.md'

@@ -16,9 +16,10 @@ from vit_jax import tree
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline
 from vit_jax.evals.representation import Representation
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import ClassToken, Mean
 from vit_jax.models.resnet import ResNet
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.feature_distillation import (
   FeatureDistillation,

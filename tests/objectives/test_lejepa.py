@@ -13,7 +13,7 @@ import seeded
 import tiny
 
 from vit_jax import tree
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives import lejepa
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg

@@ -11,10 +11,11 @@ import pytest
 import tiny
 
 from vit_jax import tree
-from vit_jax.models.layers import BlockOptions, Gelu, Normalize, PatchEmbedding
+from vit_jax.models.dense import BlockOptions, Gelu, Normalize
 from vit_jax.models.pooling import ClassToken, Mean
 from vit_jax.models.posemb import SinCos2d
 from vit_jax.models.resnet import Hybrid
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.mae import Decoder, Mae
 from vit_jax.weights.families import hf_vit
 from vit_jax.weights.keymap import Key, KeyMap, linear, norm

@@ -10,9 +10,10 @@ import tiny
 from tiny import quick_key
 
 from vit_jax import tree
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import ClassToken, NoPooling
 from vit_jax.models.resnet import Hybrid
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.masked_patches import (
   Colours,
   Prediction,

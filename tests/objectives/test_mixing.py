@@ -11,7 +11,7 @@ import scipy.stats
 
 from configs import common
 from vit_jax import config
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import sigmoid_loss
 from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixup, mixed
 from vit_jax.parallel import sharding

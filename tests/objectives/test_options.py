@@ -9,8 +9,9 @@ from options import all_set
 
 from vit_jax import tree
 from vit_jax.durations import Timeline, steps
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import NoPooling
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.block_masks import BlockMasks
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.colours import Colour, OfViews, Views

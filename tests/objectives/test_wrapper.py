@@ -4,7 +4,7 @@ import pytest
 import tiny
 
 from vit_jax.data.pipeline import Data
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives.dino import Dino
 from vit_jax.objectives.distillation import Teacher, distillation
 from vit_jax.objectives.mae import Mae

@@ -18,7 +18,7 @@ from options import all_set
 
 from vit_jax import tree
 from vit_jax.durations import Timeline, steps
-from vit_jax.models.layers import BlockOptions, SwiGlu
+from vit_jax.models.dense import BlockOptions, SwiGlu
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
 from vit_jax.optim.schedules import Schedule

@@ -21,7 +21,7 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
-from vit_jax.models.layers import (
+from vit_jax.models.dense import (
   BlockOptions,
   Normalize,
   SwiGlu,

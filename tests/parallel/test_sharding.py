@@ -9,10 +9,10 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import tree
-from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map
 from vit_jax.models.resnet import ResNet
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.parallel import sharding
 
 TREE = {

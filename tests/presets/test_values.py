@@ -10,7 +10,7 @@ from preset_configs import ROOT, VARIANTS, load_config, load_module
 from vit_jax import tree
 from vit_jax.config import resolve
 from vit_jax.durations import Duration, Timeline, epochs
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.optim.schedules import Schedule
 from vit_jax.zoo import names
 

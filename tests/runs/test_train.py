@@ -20,7 +20,7 @@ from vit_jax.data.sources.digits import Digits
 from vit_jax.data.transforms import Resize
 from vit_jax.durations import Timeline, steps
 from vit_jax.evals.evaluators import run as run_evaluators
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule

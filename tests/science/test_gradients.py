@@ -8,7 +8,7 @@ from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.parallel import sharding
 from vit_jax.science.gradients import StableRank

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.weights import formats
 from vit_jax.zoo import names
 

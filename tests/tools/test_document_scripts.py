@@ -19,8 +19,9 @@ import find_augreg
 
 from vit_jax import tree
 from vit_jax.data import augment
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import NoPooling
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.masked_patches import Pixels, cut
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import Checkpointer

@@ -7,8 +7,7 @@ import numpy as np
 from tiny import weights as random_weights
 
 from vit_jax import tree
-from vit_jax.models.layers import PatchEmbedding
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.weights import bundle
 
 FIELDS = {

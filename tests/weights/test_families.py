@@ -10,7 +10,7 @@ import pytest
 from small import equal
 
 from vit_jax import pretrained
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.types import UserError
 from vit_jax.weights import array_files, formats, original, timm
 

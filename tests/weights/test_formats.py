@@ -15,16 +15,11 @@ from small import equal, logits, random_weights, tiny
 from vit_jax import pretrained, tree
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.models import pooling, posemb
-from vit_jax.models.layers import (
-  BlockOptions,
-  Gelu,
-  Head,
-  Normalize,
-  PatchEmbedding,
-)
+from vit_jax.models.dense import BlockOptions, Gelu, Normalize
 from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import Head
 from vit_jax.models.resnet import Hybrid, ResNet
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import predict as predict_tool

@@ -9,10 +9,11 @@ from small import logits, random_weights
 
 from vit_jax import pretrained, tree
 from vit_jax.data.transforms import Resize
-from vit_jax.models.layers import Gelu, Head, PatchEmbedding, as_pair
+from vit_jax.models.dense import Gelu
 from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import Head
 from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer, as_pair
 from vit_jax.types import UserError
 from vit_jax.weights import bundle, formats, surgery
 

@@ -13,10 +13,10 @@ from options import all_set
 
 from vit_jax import pretrained, tree
 from vit_jax.models import resample
-from vit_jax.models.layers import BlockOptions, Gelu, Head, PatchEmbedding
-from vit_jax.models.pooling import ClassToken, Mean, NoPooling
+from vit_jax.models.dense import BlockOptions, Gelu
+from vit_jax.models.pooling import ClassToken, Head, Mean, NoPooling
 from vit_jax.models.posemb import Learned
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState

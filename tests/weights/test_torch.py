@@ -16,10 +16,10 @@ from small import equal, logits
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.layers import Gelu, Head, Normalize, PatchEmbedding
-from vit_jax.models.pooling import DistillationToken, Map, Mean
+from vit_jax.models.dense import Gelu, Normalize
+from vit_jax.models.pooling import DistillationToken, Head, Map, Mean
 from vit_jax.models.posemb import Learned, SinCos2d
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.weights import bundle, huggingface, image_configs, timm
 from vit_jax.weights.families import timm_vit
 

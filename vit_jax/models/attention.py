@@ -13,11 +13,12 @@ import numpy as np
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models import layers, pallas_attention
-from vit_jax.models.layers import BlockOptions, Dense
+from vit_jax.models import dense, pallas_attention
+from vit_jax.models.dense import BlockOptions, Dense, initializer
 from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.types import UserError
 
+ATTENTION = 'attention'  # name of the results of attention, for remat policies
 Implementation = Literal['auto', 'xla', 'cudnn', 'einsum', 'pallas']
 
 
@@ -45,7 +46,7 @@ class Attention(nn.Module):
     heads = self.num_heads, width // self.num_heads
 
     def dense(name, inputs, outputs):
-      init = layers.initializer('attention', options.init_std)
+      init = initializer('attention', options.init_std)
       fields = {'dtype': self.dtype, 'bias': name in options.biases}
       return Dense(inputs, outputs, init, **fields, name=name)
 
@@ -129,7 +130,7 @@ def attention(
   # Where the result is kept for the backward pass, heads are merged: TPUs pad
   # the last dimension to 128.
   merged = out.reshape(*out.shape[:2], -1)
-  return checkpoint_name(merged, layers.ATTENTION).reshape(out.shape)
+  return checkpoint_name(merged, ATTENTION).reshape(out.shape)
 
 
 def default(head_dim: int, dtype: Any) -> str:
@@ -137,7 +138,7 @@ def default(head_dim: int, dtype: Any) -> str:
   # On a CPU, forward and backward of 'einsum' took 0.7 to 1.0 of the time of
   # 'xla' (36 tokens, 3 heads of 32; 197 tokens, 12 heads of 64; float32). On an
   # H100, B/16's train step takes 0.9 of the time, by the compiler's program.
-  platform = layers.platform()
+  platform = dense.platform()
   is_half = np.dtype(dtype) in (jnp.bfloat16, jnp.float16)
   if platform != 'gpu' or not is_half or head_dim % 8 or head_dim > 128:
     return 'xla' if platform == 'tpu' else 'einsum'

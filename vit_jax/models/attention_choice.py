@@ -20,8 +20,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from vit_jax.meshes import batch_axes
 from vit_jax.models.attention import check, mesh_of
-from vit_jax.models.layers import batch_axes, remat
+from vit_jax.models.vit import remat
 from vit_jax.types import Model
 
 CANDIDATES = {

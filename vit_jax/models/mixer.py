@@ -10,8 +10,18 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models import layers
-from vit_jax.models.layers import BlockOptions, Gelu, Head, PatchEmbedding
+from vit_jax.models.dense import BlockOptions, Gelu, Mlp, keep_batch_split
+from vit_jax.models.pooling import Head
+from vit_jax.models.vit import (
+  Classifier,
+  Depth,
+  PatchEmbedding,
+  Remat,
+  StochasticDepth,
+  check_images,
+  drop_path,
+  run_layers,
+)
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Positive
 
 
@@ -29,21 +39,21 @@ class MixerBlock(nn.Module):
     self, x: jax.Array, drop_rate: jax.Array | None = None, shared: Any = None
   ) -> jax.Array:
     """Apply the layer; drop_rate is of stochastic depth, shared is not used."""
-    x = layers.keep_batch_split(x)
+    x = keep_batch_split(x)
     norm = functools.partial(nn.LayerNorm, self.norm_eps, dtype=self.dtype)
     options = BlockOptions(mlp=self.mlp)
     mlp = functools.partial(
-      layers.Mlp, options=options, dtype=self.dtype, kernel_init='mixing'
+      Mlp, options=options, dtype=self.dtype, kernel_init='mixing'
     )
     y = jnp.swapaxes(norm(name='norm1')(x), 1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, name='token_mixing')(y)
-    x = x + layers.drop_path(self, jnp.swapaxes(y, 1, 2), drop_rate)
+    x = x + drop_path(self, jnp.swapaxes(y, 1, 2), drop_rate)
     y = norm(name='norm2')(x)
     y = mlp(self.channels_mlp_dim, name='channel_mixing')(y)
-    return x + layers.drop_path(self, y, drop_rate)
+    return x + drop_path(self, y, drop_rate)
 
 
-class MlpMixer(layers.Classifier):
+class MlpMixer(Classifier):
   """Images to logits.
 
   The MLPs along the tokens make the number of patches part of the parameters:
@@ -56,18 +66,18 @@ class MlpMixer(layers.Classifier):
   """
 
   width: Count
-  depth: layers.Depth
+  depth: Depth
   tokens_mlp_dim: Count
   channels_mlp_dim: Count
   embedding: PatchEmbedding
   head: Head = Head()
   num_classes: Natural | None = None
-  stochastic_depth: layers.StochasticDepth = 0.0
+  stochastic_depth: StochasticDepth = 0.0
   mlp: Gelu = Gelu()
   norm_eps: Positive = 1e-6
   dtype: Dtype = 'float32'
   scan: bool = False
-  remat: Annotated[layers.Remat, HARMLESS] = 'none'
+  remat: Annotated[Remat, HARMLESS] = 'none'
 
   layer = MixerBlock
 
@@ -76,9 +86,9 @@ class MlpMixer(layers.Classifier):
     self, images: jax.Array, *, train: bool = False, per_layer: bool = True
   ) -> dict[str, jax.Array]:
     """Compute the features of VisionTransformer.features; mean pooling."""
-    layers.check_images(images)
+    check_images(images)
     out, _ = self.embedding(self, images)
-    x, outputs = layers.run_layers(
+    x, outputs = run_layers(
       self,
       out['patches'],
       training=train,

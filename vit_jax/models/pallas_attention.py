@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from vit_jax.models.layers import batch_axes, is_model_axis, platform
+from vit_jax.meshes import batch_axes, is_model_axis
+from vit_jax.models.dense import platform
 from vit_jax.types import UserError
 
 _LANES = 128  # of a vector register; matrix units have as many columns

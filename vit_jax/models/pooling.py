@@ -1,4 +1,5 @@
-"""Poolings: one class each, which also says what extra tokens there are.
+"""The head, and poolings: one class each, which also says what extra tokens
+there are.
 
 A subclass of Pooling, here or in your own package, overrides the methods it
 needs; nothing else has to change. Shapes as in vit.py.
@@ -14,11 +15,53 @@ import numpy as np
 from flax import linen as nn
 from jax import Array
 
-from vit_jax.models import layers
 from vit_jax.models.attention import Attention
-from vit_jax.models.layers import INIT, BlockOptions, Dense, Head
+from vit_jax.models.dense import INIT, BlockOptions, Dense, Mlp, initializer
 from vit_jax.models.posemb import Grid, Layout, PositionEmbedding
-from vit_jax.types import Count, Natural, Params
+from vit_jax.types import Count, Natural, NonNegative, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """Classification head: an optional tanh layer, and a linear layer.
+
+  Attributes:
+    representation_size: width of the tanh layer that the paper pre-trains with
+      (section 3.1); None: no such layer.
+    bias_init: initial bias of the logits, such as -10 for a sigmoid loss over
+      many classes.
+    init_std: standard deviation of the initial kernels; None: as in INIT.
+    bias: whether the linear layer has a bias; CLIP's projection has none.
+  """
+
+  representation_size: Natural | None = None
+  bias_init: float = 0.0
+  init_std: NonNegative | None = None
+  bias: bool = True
+
+  def __call__(
+    self, module: nn.Module, x: jax.Array, *, layer: type[Dense] = Dense
+  ) -> dict[str, jax.Array]:
+    """Compute the logits of pooled features x [..., D], by `layer`s.
+
+    Returns:
+      {'pooled': x, 'pre_logits': output of the tanh layer or x,
+      'logits': float32 [..., K] unless module.num_classes is None or 0}.
+    """
+    out = {'pooled': x}
+    if self.representation_size:
+      shape = x.shape[-1:], (self.representation_size,)
+      init = initializer('pre_logits', self.init_std)
+      dense = layer(*shape, init, dtype=module.dtype, name='pre_logits')
+      x = jnp.tanh(dense(x))
+    out['pre_logits'] = x
+    if module.num_classes:
+      sizes = x.shape[-1:], (module.num_classes,)
+      init = initializer('head', self.init_std)
+      bias_init = nn.initializers.constant(self.bias_init)
+      head = layer(*sizes, init, bias_init, bias=self.bias, name='head')
+      out['logits'] = head(x)
+    return out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +241,7 @@ class MapHead(nn.Module):
       name='attn',
     )(probe, tokens)
     norm = options.make_norm(self.dtype, 'norm')
-    mlp = layers.Mlp(self.mlp_dim, options, dtype=self.dtype, name='mlp')
+    mlp = Mlp(self.mlp_dim, options, dtype=self.dtype, name='mlp')
     return (x + mlp(norm(x)))[:, 0]
 
 

@@ -26,8 +26,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from vit_jax.models import layers
-from vit_jax.models.layers import INIT, Head, PatchEmbedding, keep_batch_split
+from vit_jax.models.dense import INIT, keep_batch_split
+from vit_jax.models.pooling import Head
+from vit_jax.models.vit import (
+  Classifier,
+  PatchEmbedding,
+  Remat,
+  check_images,
+  remat,
+)
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Size
 
 Form = Literal['preact', 'postact']
@@ -64,7 +71,7 @@ class StdConv(nn.Module):
 
 
 def convolve(x: Array, kernel: Array, stride: int, padding: Any) -> Array:
-  """Return the convolution of x [B, H, W, C]; dtypes as in `layers.matmul`."""
+  """Return the convolution of x [B, H, W, C]; dtypes as in `dense.matmul`."""
   product = functools.partial(
     jax.lax.conv_general_dilated,
     window_strides=(stride, stride),
@@ -164,7 +171,7 @@ class Backbone(nn.Module):
     root = Root(width, self.form, self.dtype, self.pool_padding, name='root')
     x = root(images)
     out = {'stage0': x}
-    cls = layers.remat(Unit, self.remat)
+    cls = remat(Unit, self.remat)
     unit = functools.partial(
       cls, form=self.form, dtype=self.dtype, middle=self.middle
     )
@@ -244,7 +251,7 @@ class Hybrid(PatchEmbedding):
     return {'feature_map': feature_map} | out, grid
 
 
-class ResNet(layers.Classifier):
+class ResNet(Classifier):
   """Images to logits: the baselines of the paper, from "Big Transfer".
 
   Attributes:
@@ -263,7 +270,7 @@ class ResNet(layers.Classifier):
   head: Head = Head()
   num_classes: Natural | None = None
   dtype: Dtype = 'float32'
-  remat: Annotated[layers.Remat, HARMLESS] = 'none'
+  remat: Annotated[Remat, HARMLESS] = 'none'
   middle: Callable[..., nn.Module] = StdConv
   pool_padding: Literal['zero', 'lowest'] = 'zero'
 
@@ -279,7 +286,7 @@ class ResNet(layers.Classifier):
       pooled: [B, F], its mean.
       pre_logits, logits: see VisionTransformer.
     """
-    layers.check_images(images)
+    check_images(images)
     maps = Backbone(
       *(self.stages, self.width_factor, self.form, self.dtype, self.remat),
       *(self.middle, self.pool_padding),

@@ -11,8 +11,9 @@ import dataclasses
 import jax
 from flax import linen as nn
 
-from vit_jax.models.layers import PatchEmbedding, keep_batch_split
+from vit_jax.models.dense import keep_batch_split
 from vit_jax.models.resnet import StdConv
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.types import Count, Size, UserError
 
 

@@ -8,25 +8,144 @@ Shapes:
   h  attention heads            M  hidden width of the MLPs
   d  head dimension, D / h      L  layers, K classes
 
-VisionTransformer embeds patches, applies L Blocks and pools. Its parts:
-layers.py (patch embedding, MLP, head; resnet.py for hybrids), attention.py,
-posemb.py (position embeddings) and pooling.py.
+VisionTransformer embeds patches, applies L Blocks and pools. Its parts: this
+file (patches, the loop over layers; resnet.py for hybrids), posemb.py (position
+embeddings), attention.py, dense.py (linear layers, MLP) and pooling.py (with
+the head). PatchEmbedding, Head, position embeddings and poolings are frozen
+dataclasses, which get the module that applies them as an argument and create
+their parameters in it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models import layers
-from vit_jax.models.attention import Attention, Implementation
-from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
-from vit_jax.models.pooling import ClassToken, Pooling
+from vit_jax.models.attention import ATTENTION, Attention, Implementation
+from vit_jax.models.dense import (
+  INIT,
+  BlockOptions,
+  Dense,
+  Mlp,
+  initializer,
+  keep_batch_split,
+  keep_rows,
+)
+from vit_jax.models.pooling import ClassToken, Head, Pooling
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
-from vit_jax.types import HARMLESS, Count, Dtype, Natural, Rate, UserError
+from vit_jax.types import (
+  HARMLESS,
+  Count,
+  Dtype,
+  Expect,
+  Natural,
+  NonNegative,
+  Rate,
+  Size,
+  UserError,
+)
+
+# Rate in the last layer, which grows linearly from 0 in the first layer; or
+# the rates in the first and in the last layer.
+StochasticDepth = Rate | tuple[Rate, Rate]
+# Number of layers. More would be traced for hours, and are a typing mistake.
+Depth = Annotated[int, Expect(lambda n: 1 <= n <= 1000, 'between 1 and 1000')]
+
+
+def as_pair(size: Size) -> tuple[int, int]:
+  """Return (height, width) of a size that is one number or two."""
+  return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchEmbedding:
+  """Linear embedding of image patches (E of equation 1).
+
+  Attributes:
+    patch_size: side of a patch in pixels, or (height, width).
+    mask_token: whether there is a learned vector that can replace patches, see
+      objectives/masked_patches.py.
+    init_std: standard deviation of the initial kernel; None: as in INIT.
+    bias: whether the linear layer has a bias.
+    norm: what a norm follows: the embedded 'patches' (AIMv2), or all 'tokens'
+      with their positions (CLIP); None: there is none.
+  """
+
+  patch_size: Size
+  mask_token: bool = False
+  init_std: NonNegative | None = None
+  bias: bool = True
+  norm: Literal['patches', 'tokens'] | None = None
+
+  def __post_init__(self) -> None:
+    object.__setattr__(self, 'patch_size', as_pair(self.patch_size))
+
+  @property
+  def reduction(self) -> int:
+    """Pixels per side of a cell of what is cut into patches."""
+    return 1
+
+  def grid(self, image_shape: Sequence[int]) -> tuple[int, int]:
+    """Return (gh, gw), the grid of patches of an image [H, W, ...]."""
+    ph, pw = as_pair(self.patch_size)
+    height, width = (n // self.reduction for n in image_shape[:2])
+    return height // ph, width // pw
+
+  def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+    """Return (H, W) of the images with that grid of patches."""
+    ph, pw = as_pair(self.patch_size)
+    return grid[0] * ph * self.reduction, grid[1] * pw * self.reduction
+
+  def __call__(
+    self, module: nn.Module, images: jax.Array
+  ) -> tuple[dict[str, jax.Array], tuple[int, int]]:
+    """Embed the patches of images [B, H, W, C].
+
+    Returns:
+      ({'patches': [B, gh * gw, D]} and other features by name, (gh, gw)).
+    """
+    x = self.cut(images)
+    batch, gh, gw = x.shape[:3]
+    # A convolution whose stride is its kernel size is one matrix product.
+    shape = x.shape[3:], (module.width,)
+    init = initializer('embedding', self.init_std)
+    x = Dense(
+      *shape, init, dtype=module.dtype, bias=self.bias, name='embedding'
+    )(x)
+    if self.norm == 'patches':
+      x = module.block.make_norm(module.dtype, 'embedding_norm')(x)
+    return {'patches': x.reshape(batch, -1, module.width)}, (gh, gw)
+
+  def cut(self, images: jax.Array) -> jax.Array:
+    """Cut images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C]."""
+    (ph, pw), (batch, *sides, channels) = as_pair(self.patch_size), images.shape
+    if sides[0] % ph or sides[1] % pw:
+      raise UserError(
+        f'Images, or feature maps, of {sides[0]}x{sides[1]} (height x width) '
+        f'cannot be cut into patches of {ph}x{pw}. Resize or crop the images, '
+        'or use another patch_size.'
+      )
+    rows = images.reshape(batch, sides[0] // ph, ph, -1, pw, channels)
+    return rows.swapaxes(2, 3)
+
+  def replace(
+    self, module: nn.Module, patches: jax.Array, sources: jax.Array | None
+  ) -> jax.Array:
+    """Replace patches [B, n, D] by other patches, or by the mask vector.
+
+    `sources` is `patch_sources` of VisionTransformer.features.
+    """
+    if self.mask_token:
+      mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
+    if sources is None:
+      return patches
+    sources = sources[..., None]
+    moved = jnp.take_along_axis(patches, jnp.maximum(sources, 0), axis=1)
+    return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
 
 
 class Block(nn.Module):
@@ -52,7 +171,7 @@ class Block(nn.Module):
     """
     options = self.options
     norm = functools.partial(options.make_norm, self.dtype)
-    x = layers.keep_batch_split(x)
+    x = keep_batch_split(x)
     if self.posemb:
       x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = x if options.post_norm else norm('norm1')(x)
@@ -69,7 +188,7 @@ class Block(nn.Module):
     y = norm('norm1')(y) if options.post_norm else y
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
-    mlp = layers.Mlp(
+    mlp = Mlp(
       self.mlp_dim, options, self.dropout, self.dtype, self.train, name='mlp'
     )
     y = norm('norm2')(mlp(x)) if options.post_norm else mlp(norm('norm2')(x))
@@ -81,15 +200,126 @@ class Block(nn.Module):
       init = nn.initializers.constant(self.options.layerscale_init)
       scale = self.param(name, init, y.shape[-1:])
       y = y * scale.reshape(1, 1, -1).astype(y.dtype)
-    return layers.drop_path(self, y, drop_rate)
+    return drop_path(self, y, drop_rate)
 
 
-class VisionTransformer(layers.Classifier):
+def drop_path(
+  module: nn.Module, y: jax.Array, rate: jax.Array | None
+) -> jax.Array:
+  """Drop the output of a residual branch [B, N, D] for some examples (AugReg).
+
+  `rate` is their fraction, None: 0. The branch of the others is scaled up.
+  """
+  if rate is None:
+    return y
+  keep, rng = 1 - rate, module.make_rng('dropout')
+  kept = jax.random.bernoulli(rng, keep, (y.shape[0], 1, 1))
+  return jnp.where(kept, y / jnp.asarray(keep, y.dtype), 0)
+
+
+_POLICIES = {
+  'dots': jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(ATTENTION),
+  ),
+  'full': jax.checkpoint_policies.nothing_saveable,
+}
+Remat = Literal['none', 'dots', 'full']
+
+
+def remat(cls: type[nn.Module], name: str, **options: Any) -> type[nn.Module]:
+  """Return a module class with a rematerialisation, see VisionTransformer."""
+  if name == 'none':
+    return cls
+  return nn.remat(cls, policy=_POLICIES[name], **options)
+
+
+def run_layers(
+  model: Any,
+  x: jax.Array,
+  *,
+  training: bool,
+  per_layer: bool,
+  shared: Any = None,
+  **fields: Any,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
+
+  Args:
+    model: has `layer`, a class of modules that are called as layer(x, rate or
+      None, shared) -> x; and depth, stochastic_depth, scan and remat.
+    x: [B, N, D].
+    training: whether stochastic depth acts.
+    per_layer: whether to return the output of each layer.
+    shared: argument of all layers, which have the fields `fields`.
+
+  Returns:
+    [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
+  """
+  x, rates = keep_rows(x), None
+  if training and model.stochastic_depth:
+    ends = model.stochastic_depth
+    first, last = (0.0, ends) if isinstance(ends, int | float) else ends
+    rates = jnp.linspace(first, last, model.depth)
+  # Inside a loop nothing can be merged with the forward pass anyway.
+  layer = remat(model.layer, model.remat, prevent_cse=not model.scan)
+
+  def apply(block, x, rate, shared):
+    x = block(x, rate, shared)
+    return x, x if per_layer else None
+
+  if model.scan:
+    loop = nn.scan(
+      apply,
+      variable_axes={'params': 0, 'intermediates': 0},
+      split_rngs={'params': True, 'dropout': True},
+      in_axes=(0, nn.broadcast),
+      length=model.depth,
+    )
+    x, outputs = loop(layer(name='blocks', **fields), x, rates, shared)
+  else:
+    outputs = []
+    for i in range(model.depth):
+      block = layer(name=f'block_{i}', **fields)
+      x, output = apply(block, x, None if rates is None else rates[i], shared)
+      outputs.append(output)
+  x = keep_batch_split(x)
+  return x, {f'block_{i}': outputs[i] for i in range(model.depth * per_layer)}
+
+
+class Classifier(nn.Module):
+  """Base class of the models, which define `features` and `num_classes`."""
+
+  def __call__(
+    self, images: jax.Array, *, train: bool = False, **options: Any
+  ) -> jax.Array:
+    """Return 'logits' of `features`, or 'pre_logits' if there is no head.
+
+    Args:
+      images: float [B, H, W, C], normalised as in training, such as [-1, 1].
+      train: whether dropout and stochastic depth act, with an rng 'dropout'.
+      **options: other arguments of `features`.
+    """
+    out = self.features(images, train=train, per_layer=False, **options)
+    return out['logits'] if self.num_classes else out['pre_logits']
+
+
+def check_images(images: Any) -> None:
+  """Raise UserError unless `images` is a batch of floats [B, H, W, C]."""
+  shape, dtype = jnp.shape(images), jnp.result_type(images)
+  if len(shape) != 4 or not jnp.issubdtype(dtype, jnp.floating):
+    raise UserError(
+      f'images are {dtype} {shape}. Expected a batch of floats [B, H, W, C]. '
+      'Normalise them with the `preprocess` of the weights.'
+    )
+
+
+class VisionTransformer(Classifier):
   """Images to logits.
 
   Attributes:
     width, depth, mlp_dim, num_heads: D, L, M and h.
-    embedding: layers.PatchEmbedding, or resnet.Hybrid.
+    embedding: PatchEmbedding, or resnet.Hybrid.
     posemb: position embedding, a class of posemb.py; None: no positions.
     pooling: a class of pooling.py, which also says whether there are a class
       token and registers.
@@ -110,7 +340,7 @@ class VisionTransformer(layers.Classifier):
   """
 
   width: Count
-  depth: layers.Depth
+  depth: Depth
   mlp_dim: Count
   num_heads: Count
   embedding: PatchEmbedding
@@ -120,10 +350,10 @@ class VisionTransformer(layers.Classifier):
   num_classes: Natural | None = None
   block: BlockOptions = BlockOptions()
   dropout: Rate = 0.0
-  stochastic_depth: layers.StochasticDepth = 0.0
+  stochastic_depth: StochasticDepth = 0.0
   dtype: Dtype = 'float32'
   scan: bool = False
-  remat: Annotated[layers.Remat, HARMLESS] = 'none'
+  remat: Annotated[Remat, HARMLESS] = 'none'
   attention: Implementation = 'auto'
 
   layer = Block  # class of the layers
@@ -165,7 +395,7 @@ class VisionTransformer(layers.Classifier):
       class_logits, distillation_logits: [B, K], see pooling.DistillationToken.
     """
     self._check()
-    layers.check_images(images)
+    check_images(images)
     pooling, posemb = self.pooling, self.posemb or PositionEmbedding()
     # Equation 1, added in float32.
     out, grid = self.embedding(self, images)
@@ -186,7 +416,7 @@ class VisionTransformer(layers.Classifier):
       x = norm('embedding_norm')(x)
     x = nn.Dropout(self.dropout, deterministic=not train)(x)
     # Equations 2 and 3.
-    x, outputs = layers.run_layers(
+    x, outputs = run_layers(
       self,
       x,
       training=train,

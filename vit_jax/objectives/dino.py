@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from vit_jax import tree
 from vit_jax.durations import Duration, epochs
-from vit_jax.models.layers import GELU, matmul
+from vit_jax.models.dense import GELU, matmul
 from vit_jax.objectives.colours import OfViews, Seen
 from vit_jax.objectives.ema_teacher import EmaTeacher
 from vit_jax.objectives.encode import encode

@@ -19,7 +19,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from vit_jax.durations import Timeline
-from vit_jax.models.layers import batch_axes
+from vit_jax.meshes import batch_axes
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.block_masks import BlockMasks

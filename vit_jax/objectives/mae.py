@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.layers import Depth, Head, PatchEmbedding
-from vit_jax.models.pooling import NoPooling
+from vit_jax.models.pooling import Head, NoPooling
 from vit_jax.models.posemb import Layout, SinCos2d
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import Depth, PatchEmbedding, VisionTransformer
 from vit_jax.objectives.encode import encode
 from vit_jax.step import Context, Objective
 from vit_jax.types import (
@@ -65,7 +64,7 @@ class Mae(Objective):
 
   Attributes:
     model: VisionTransformer with PatchEmbedding; its head is not trained.
-    preprocess: scales and shifts each channel, as layers.Normalize does.
+    preprocess: scales and shifts each channel, as dense.Normalize does.
     ratio: fraction of hidden patches; int(n * (1 - ratio)) of n are visible.
     normalize: whether each patch is compared less its mean, over its deviation.
     decoder: its layers have the same options as those of the model.

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import NoPooling
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.encode import encode
 from vit_jax.step import Context, Objective
 from vit_jax.types import (

@@ -1,7 +1,7 @@
 """Placement of arrays: a mesh, path rules, and batches laid over it.
 
 The model and the train step do not depend on this file (a model only knows
-which mesh axes split the batch, models/layers.py). Three mesh axes are enough
+which mesh axes split the batch, meshes.py). Three mesh axes are enough
 for all recipes here, and `rules_for` picks the recipe from their sizes:
 
   data   parameters are replicated, batches are split (the default)
@@ -25,7 +25,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
-from vit_jax.models.layers import batch_axes, is_model_axis
+from vit_jax.meshes import batch_axes, is_model_axis
 from vit_jax.types import Expect, PyTree, UserError
 
 # One axis name, several, or None per leading array dimension; or a function of

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.vit import PatchEmbedding
 from vit_jax.types import Count, Size
 
 

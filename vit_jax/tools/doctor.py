@@ -23,7 +23,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.data import images
-from vit_jax.models.layers import Normalize
+from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.runs import canary, workdirs
 from vit_jax.runs.canary import Check

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images, subsets, workers
-from vit_jax.data.sources.named import open_source, tars
+from vit_jax.data.sources import tars
+from vit_jax.data.sources.named import open_source
 from vit_jax.data.transforms import resize
 from vit_jax.io import terminal
 from vit_jax.io.files import csv_line

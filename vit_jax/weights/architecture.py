@@ -13,11 +13,11 @@ import numpy as np
 
 from vit_jax import config
 from vit_jax.models import pooling
-from vit_jax.models.layers import BlockOptions, PatchEmbedding, SwiGlu, as_pair
+from vit_jax.models.dense import BlockOptions, SwiGlu
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.posemb import Learned
 from vit_jax.models.resnet import ROOT_WIDTH, Hybrid, ResNet
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import PatchEmbedding, VisionTransformer, as_pair
 from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.bundle import Weights

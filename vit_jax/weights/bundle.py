@@ -17,7 +17,8 @@ import numpy as np
 from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
 from vit_jax.models import posemb
-from vit_jax.models.layers import Classifier, Normalize
+from vit_jax.models.dense import Normalize
+from vit_jax.models.vit import Classifier
 from vit_jax.types import Count, Expect, Model, Shape, Side, UserError
 
 # Fields that change what a model does with its parameters; and fields of these

@@ -25,8 +25,7 @@ from etils import epath
 from vit_jax import config, tree
 from vit_jax.config.values import hints_of, misfit
 from vit_jax.io.files import read_json, write_json
-from vit_jax.models.layers import Classifier, as_pair
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import Classifier, VisionTransformer, as_pair
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.types import PathLike, UserError
 from vit_jax.weights import (

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from vit_jax.data.transforms import scale
-from vit_jax.models.layers import as_pair
+from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams
 from vit_jax.weights import family, image_configs
 from vit_jax.weights.bundle import Weights

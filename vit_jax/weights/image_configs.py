@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.layers import Normalize, as_pair
+from vit_jax.models.dense import Normalize
+from vit_jax.models.vit import as_pair
 from vit_jax.types import Shape, Size, UserError
 from vit_jax.weights.bundle import Weights
 

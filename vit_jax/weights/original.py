@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models.layers import Gelu
+from vit_jax.models.dense import Gelu
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.posemb import Learned
 from vit_jax.models.rotary import RotaryAxial, RotaryDino

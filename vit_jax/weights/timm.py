@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from vit_jax.models.layers import as_pair
+from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams, Shape
 from vit_jax.weights import family, image_configs
 from vit_jax.weights.bundle import Weights

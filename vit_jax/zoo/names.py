@@ -20,9 +20,9 @@ RESNET = 'vit_jax.models.resnet.ResNet'
 AXIAL_VIT = 'vit_jax.models.axial.AxialViT'
 AXIAL_RESNET = 'vit_jax.models.axial.AxialResNet'
 MIXER = 'vit_jax.models.mixer.MlpMixer'
-PATCHES = 'vit_jax.models.layers.PatchEmbedding'
+PATCHES = 'vit_jax.models.vit.PatchEmbedding'
 HYBRID = 'vit_jax.models.resnet.Hybrid'
-BLOCK = 'vit_jax.models.layers.BlockOptions'
+BLOCK = 'vit_jax.models.dense.BlockOptions'
 POOLING = 'vit_jax.models.pooling'
 POSEMB = 'vit_jax.models.posemb'
 ROTARY = 'vit_jax.models.rotary'
@@ -171,7 +171,7 @@ def _vit(size, height, width=None, resnet=None, axial=None):
 def _vit5(size, height, width=None):
   """Return settings of ViT-5 (arXiv 2602.08071), as in its released code."""
   learned = {'target': f'{POSEMB}.Learned', 'prefix': False}
-  gelu = {'target': 'vit_jax.models.layers.Gelu', 'form': 'exact'}
+  gelu = {'target': 'vit_jax.models.dense.Gelu', 'form': 'exact'}
   rotary = {'target': f'{ROTARY}.RotaryAxial', 'registers': 100.0}
   found = _vit(size, height, width)
   return found | {
@@ -187,7 +187,7 @@ def _vit5(size, height, width=None):
       'biases': ('out', 'mlp'),
       'init_std': 0.02,
     },
-    'head': {'target': 'vit_jax.models.layers.Head', 'init_std': 0.02},
+    'head': {'target': 'vit_jax.models.pooling.Head', 'init_std': 0.02},
   }
 
 

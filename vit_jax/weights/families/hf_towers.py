@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from vit_jax.models.layers import Gelu, SwiGlu
+from vit_jax.models.dense import Gelu, SwiGlu
 from vit_jax.models.pooling import ClassToken, Map
 from vit_jax.models.rotary import RotaryDino
 from vit_jax.types import UserError

@@ -9,7 +9,7 @@ LayerNorms with an epsilon of 1e-12.
 import functools
 from typing import Any
 
-from vit_jax.models.layers import Gelu, SwiGlu
+from vit_jax.models.dense import Gelu, SwiGlu
 from vit_jax.models.pooling import Mean
 from vit_jax.models.posemb import RelativeBias
 from vit_jax.types import FlatParams, UserError

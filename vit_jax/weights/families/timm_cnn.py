@@ -3,7 +3,7 @@
 timm itself reads the others' npz.
 """
 
-from vit_jax.models.layers import Gelu
+from vit_jax.models.dense import Gelu
 from vit_jax.weights.family import Family
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 

@@ -8,9 +8,10 @@ import functools
 from typing import Any
 
 from vit_jax.models import rotary
-from vit_jax.models.layers import Gelu, SwiGlu, as_pair
+from vit_jax.models.dense import Gelu, SwiGlu
 from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import Learned, RelativeBias
+from vit_jax.models.vit import as_pair
 from vit_jax.types import UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.families import timm_vit

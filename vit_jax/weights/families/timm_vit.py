@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models.layers import Gelu, SwiGlu
+from vit_jax.models.dense import Gelu, SwiGlu
 from vit_jax.models.pooling import ClassToken, DistillationToken, Map, Mean
 from vit_jax.types import FlatParams
 from vit_jax.weights import bundle, image_configs

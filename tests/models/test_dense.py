@@ -10,13 +10,15 @@ import pytest
 from contract import IMAGES, random_params, tiny
 from flax import linen as nn
 
-from vit_jax.models import layers, resnet
-from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models import dense as dense_lib
+from vit_jax.models import resnet
+from vit_jax.models.dense import Normalize
 from vit_jax.models.resnet import Hybrid
+from vit_jax.models.vit import PatchEmbedding
 
 PRODUCTS = {  # product, shapes of the inputs and of the kernel
-  'matmul': (layers.matmul, (50, 6), (6, 4)),
-  'matmul, tokens apart': (layers.matmul, (2, 25, 6), (6, 4)),
+  'matmul': (dense_lib.matmul, (50, 6), (6, 4)),
+  'matmul, tokens apart': (dense_lib.matmul, (2, 25, 6), (6, 4)),
   'convolve': (
     functools.partial(resnet.convolve, stride=2, padding='SAME'),
     (3, 7, 7, 2),
@@ -62,7 +64,7 @@ def test_gradients_of_kernels_are_sums_in_float32(name):
 
 
 def test_tpus_get_rounded_kernels_and_tokens_apart(monkeypatch):
-  dense = layers.Dense(
+  dense = dense_lib.Dense(
     (6,), (2, 3), nn.initializers.normal(1), dtype='bfloat16'
   )
   x = numbers((3, 5, 6), 0)
@@ -77,7 +79,7 @@ def test_tpus_get_rounded_kernels_and_tokens_apart(monkeypatch):
     return 'bf16[15,6]' in jaxpr, 'optimization_barrier' in jaxpr, gradients
 
   *on_cpu, expected = trace_and_gradients()
-  monkeypatch.setattr(layers, 'platform', lambda: 'tpu')
+  monkeypatch.setattr(dense_lib, 'platform', lambda: 'tpu')
   *on_tpu, found = trace_and_gradients()
   assert (on_cpu, on_tpu) == ([True, False], [False, True])
   for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
@@ -99,7 +101,7 @@ def test_sizes_of_grids_and_images(embedding, height, width):
 
 def test_gpus_sum_gradients_of_biases_in_float32(monkeypatch):
   """There a bias is rounded, and added within the product."""
-  dense = layers.Dense((6,), (4,), nn.initializers.ones, dtype='bfloat16')
+  dense = dense_lib.Dense((6,), (4,), nn.initializers.ones, dtype='bfloat16')
   x = numbers((5000, 6), 0, jnp.bfloat16)
   params = {'kernel': numbers((6, 4), 1), 'bias': numbers((4,), 3)}
   gradient = numbers((5000, 4), 2, jnp.bfloat16)
@@ -109,7 +111,7 @@ def test_gpus_sum_gradients_of_biases_in_float32(monkeypatch):
     return out.astype('f'), pull(gradient)[0]
 
   expected, wanted = run()
-  monkeypatch.setattr(layers, 'platform', lambda: 'gpu')
+  monkeypatch.setattr(dense_lib, 'platform', lambda: 'gpu')
   out, found = run()
   np.testing.assert_allclose(out, expected, rtol=2**-6, atol=2**-6)
   exact = np.asarray(gradient, np.float64).sum(axis=0)
@@ -117,12 +119,12 @@ def test_gpus_sum_gradients_of_biases_in_float32(monkeypatch):
   np.testing.assert_array_equal(found['kernel'], wanted['kernel'])
 
 
-@pytest.mark.parametrize('block', [{}, {'mlp': layers.SwiGlu()}])
+@pytest.mark.parametrize('block', [{}, {'mlp': dense_lib.SwiGlu()}])
 @pytest.mark.parametrize('num_devices', [0, 1, 8, 3])  # 0: there is no mesh
 def test_the_program_for_gpus_computes_the_same(
   num_devices, block, monkeypatch
 ):
-  model = tiny(block=layers.BlockOptions(**block))
+  model = tiny(block=dense_lib.BlockOptions(**block))
   images = np.concatenate([IMAGES, IMAGES + 0.1])
   params = random_params(model)
   mesh = contextlib.nullcontext()
@@ -142,7 +144,7 @@ def test_the_program_for_gpus_computes_the_same(
     given = jax.device_put(images, spec) if num_devices else images
     run = jax.jit(jax.value_and_grad(loss))
     expected = run(params, given)
-    monkeypatch.setattr(layers, 'platform', lambda: 'gpu')
+    monkeypatch.setattr(dense_lib, 'platform', lambda: 'gpu')
     lowered = jax.jit(jax.value_and_grad(lambda *x: loss(*x)))
     lowered = lowered.lower(params, given)
     program = lowered.compile()
