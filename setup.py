@@ -7,6 +7,7 @@ setuptools.setup(
   packages=[
     *setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
     'vit_jax.configs',
+    'vit_jax.configs.studies',
   ],
   package_dir={'vit_jax.configs': 'configs'},
   # Decodes the crop of a JPEG only. It is left out without a C compiler or the
@@ -70,7 +71,7 @@ setuptools.setup(
     'huggingface': ['datasets>=4'],
     'hub': ['huggingface_hub>=0.30'],  # weights by name, hf://USER/MODEL
     'prepare': ['imagehash>=4.3'],  # copies of evaluation images
-    'elpv': ['elpv-dataset', 'scikit-image'],  # configs/photographs.py
+    'elpv': ['elpv-dataset', 'scikit-image'],  # configs/studies/photographs.py
     'wandb': ['wandb'],
     'mlflow': ['mlflow-skinny'],
     'demo': ['gradio>=6'],

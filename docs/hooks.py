@@ -203,17 +203,18 @@ def config_pages():
   from vit_jax import config
 
   pages, targets, rows = {}, {}, []
-  for path in sorted((ROOT / 'configs').glob('*.py')):
+  for path in sorted((ROOT / 'configs').rglob('*.py')):
     if 'def get_config' not in path.read_text():
       continue
-    doc = inspect.getdoc(importlib.import_module(f'configs.{path.stem}'))
-    page = f'configs/{path.stem}.md'
+    name = path.relative_to(ROOT).with_suffix('')
+    doc = inspect.getdoc(importlib.import_module('.'.join(name.parts)))
     loaded = config.load(path)
-    for name in _targets(loaded):
-      targets.setdefault(name, []).append(path.stem)
-    rows.append(f'| [{path.stem}]({path.name[:-3]}.md) | {_first_line(doc)} |')
-    title = f'# configs/{path.name}\n\n'
-    pages[page] = f'{title}{_fenced(doc)}\n{_keys(config, loaded)}'
+    for target in _targets(loaded):
+      targets.setdefault(target, []).append(f'{name}'[8:])
+    link = f'[{path.stem}]({f"{name}"[8:]}.md)'
+    rows.append(f'| {link} | {_first_line(doc)} |')
+    title = f'# {name}.py\n\n'
+    pages[f'{name}.md'] = f'{title}{_fenced(doc)}\n{_keys(config, loaded)}'
   index = _INDEX.format(rows='\n'.join(rows))
   return {
     'configs/index.md': index,

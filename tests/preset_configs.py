@@ -17,7 +17,8 @@ def load_module(name):
   # Users start in the root of the repository and import configs from there.
   if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
-  return importlib.import_module(f'configs.{name}')
+  is_study = (ROOT / 'configs' / 'studies' / f'{name}.py').exists()
+  return importlib.import_module(f'configs{".studies" * is_study}.{name}')
 
 
 def load_config(name, argument=''):

@@ -126,7 +126,7 @@ def test_long_commands_are_broken_and_commands_have_examples(hooks):
 
 
 def test_docstrings_of_configs_keep_continued_lines():
-  for path in (ROOT / 'configs').glob('*.py'):
+  for path in (ROOT / 'configs').rglob('*.py'):
     doc = ast.get_docstring(ast.parse(path.read_text())) or ''
     assert max(map(len, doc.splitlines()), default=0) <= 80, path.name
 
@@ -144,11 +144,11 @@ def test_docstrings_are_no_markdown(hooks):
 
 def test_reference_has_every_config_and_all_that_configs_name(hooks):
   pages = hooks.config_pages()
-  files = [p for p in (ROOT / 'configs').glob('*.py')]
+  files = [p for p in (ROOT / 'configs').rglob('*.py')]
   files = [p for p in files if 'def get_config' in p.read_text()]
   assert len(files) > 15
   for path in files:
-    page = pages[f'configs/{path.stem}.md']
+    page = pages[f'{path.relative_to(ROOT).with_suffix("")}.md']
     assert 'config.run = vit_jax.' in page, path
   targets = pages['configs/targets.md']
   for name in (

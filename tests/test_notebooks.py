@@ -122,7 +122,8 @@ def test_imports_and_mentioned_files_exist(name):
         found += 1
         _locate(f'{node.module}.{alias.name}')
       elif package == 'configs':
-        assert (ROOT / 'configs' / f'{alias.name}.py').exists()
+        folder = ROOT / node.module.replace('.', '/')
+        assert (folder / f'{alias.name}.py').exists()
   assert found
   text = ''.join(''.join(cell['source']) for cell in cells(name, 'markdown'))
   for path in re.findall(r'(?:configs|docs)/\w[\w/.]*\.\w+', text):

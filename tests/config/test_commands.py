@@ -185,7 +185,8 @@ def test_a_config_without_arguments(tmp_path):
 def test_configs_are_found_by_name(name, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   by_name = config.load(f'vit_jax:{name}')
-  by_path = config.load(ROOT / 'configs' / f'{name}.py')
+  (path,) = (ROOT / 'configs').rglob(f'{name}.py')
+  by_path = config.load(path)
   assert by_name.to_json_best_effort() == by_path.to_json_best_effort()
 
 

@@ -29,7 +29,7 @@ from vit_jax.zoo import names
 def test_every_config_is_covered():
   files = {
     path.stem
-    for path in (ROOT / 'configs').glob('*.py')
+    for path in (ROOT / 'configs').rglob('*.py')
     if 'def get_config(' in path.read_text()
   }
   assert files == set(VARIANTS) == {*TRAINING, *STUDIES, *EVALUATIONS}

@@ -75,7 +75,7 @@ def _find(spec):
 
 def shipped_configs() -> dict[str, pathlib.Path]:
   """Return {name: path} of the configs of this project, sorted by name."""
-  files = sorted(_shipped().glob('*.py'))
+  files = sorted(_shipped().rglob('*.py'), key=lambda x: x.stem)
   return {x.stem: x for x in files if '\ndef get_config(' in x.read_text()}
 
 
@@ -95,8 +95,9 @@ def import_configs(folder: pathlib.Path | None = None) -> None:
   paths = [str(_shipped())]
   if folder is not None and str(folder) not in paths:
     sys.path.insert(0, str(folder))
-    if folder.name == 'configs':
-      paths.insert(0, str(folder))
+    own = folder.parent if folder.name == 'studies' else folder
+    if own.name == 'configs':
+      paths.insert(0, str(own))
   if getattr(sys.modules.get('configs'), '__path__', None) == paths:
     return
   for name in [x for x in sys.modules if x.startswith('configs.')]:

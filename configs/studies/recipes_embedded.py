@@ -1,6 +1,7 @@
-"""Which parts of a recipe help a small ViT, and which optimizer, on a CPU.
+r"""Which parts of a recipe help a small ViT, and which optimizer, on a CPU.
 
-    python -m vit_jax.main --config=configs/recipes_embedded.py --workdir=DIR
+    python -m vit_jax.main --config=configs/studies/recipes_embedded.py \
+        --workdir=DIR
 
 Three tasks that need no download: pre-training on 960 glyphs, fine-tuning of
 its baseline on 10 handwritten digits per class, and the same digits from

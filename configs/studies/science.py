@@ -1,6 +1,7 @@
 r"""Claims about Vision Transformers, tested in small on a CPU.
 
-    python -m vit_jax.main --config=configs/science.py:crossing --workdir=DIR
+    python -m vit_jax.main --config=configs/studies/science.py:crossing \
+        --workdir=DIR
 
 No study needs a download; each takes 16 to 95 minutes on one core or two.
 docs/science.md has the claims, the pictures and the answers.
@@ -24,31 +25,30 @@ result is measured on; `rates` shows all of them.
 
 import functools
 
-from configs import (
-  arguments,
-  common,
-  science_crossing,
-  science_fractal,
-  science_muon,
-  science_parts,
-  science_patches,
-  science_positions,
-  science_rates,
-  science_warmup,
+from configs import arguments, common
+from configs.studies import (
+  crossing,
+  fractal,
+  muon,
+  parts,
+  patches,
+  positions,
+  rates,
+  warmup,
 )
 
 STUDIES = {
-  'crossing': science_crossing.study,
-  'positions': science_positions.study,
-  'patches': science_patches.study,
-  'muon': science_muon.study,
-  'fractal': science_fractal.study,
-  'warmup': science_warmup.study,
+  'crossing': crossing.study,
+  'positions': positions.study,
+  'patches': patches.study,
+  'muon': muon.study,
+  'fractal': fractal.study,
+  'warmup': warmup.study,
   **{
-    f'parts_{data}': functools.partial(science_parts.study, data=data)
-    for data in science_parts.DATA
+    f'parts_{data}': functools.partial(parts.study, data=data)
+    for data in parts.DATA
   },
-  'rates': science_rates.study,
+  'rates': rates.study,
 }
 
 

@@ -1,7 +1,7 @@
 r"""Learning with and without labels on drawn images, compared on a CPU.
 
-    python -m vit_jax.main --config=configs/self_supervised_embedded.py \
-        --workdir=DIR
+    python -m vit_jax.main --workdir=DIR \
+        --config=configs/studies/self_supervised_embedded.py
 
 A small ViT is pre-trained on glyphs (letters and symbols, no digits): with
 their labels, by the paper's masked patches, MAE, DINO or LeJEPA. Then it meets

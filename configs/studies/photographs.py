@@ -1,7 +1,7 @@
 r"""A few thousand photographs: what works without weights from elsewhere.
 
     pip install -e '.[elpv]'
-    python -m vit_jax.main --config=configs/photographs.py --workdir=DIR
+    python -m vit_jax.main --config=configs/studies/photographs.py --workdir=DIR
 
 ELPV has 2,624 grey photographs of solar cells, of which 31% have a defect (see
 vit_jax/data/sources/elpv.py, also for the licence). A model of train_folder.py
@@ -21,7 +21,8 @@ Arguments (separated by commas):
   tiny       one seed, few steps: a minute, to check that it runs
 """
 
-from configs import arguments, common, self_supervised_embedded, train_folder
+from configs import arguments, common, train_folder
+from configs.studies import self_supervised_embedded
 from vit_jax.zoo import names as models
 
 PX, VIEW_PX, LOCAL_PX, RESNET_PX = 128, 96, 64, 64

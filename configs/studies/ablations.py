@@ -1,9 +1,10 @@
 r"""The paper's ablations of parts of a model and of its training.
 
-    python -m vit_jax.main --config=configs/ablations.py:positions,name=my_set \
-        --workdir=DIR --config.shared.data_dir=TFDS_DIR
-    python -m vit_jax.main --config=configs/ablations.py:positions,embedded \
-        --workdir=DIR
+    python -m vit_jax.main --workdir=DIR \
+        --config=configs/studies/ablations.py:positions,name=my_set \
+        --config.shared.data_dir=TFDS_DIR
+    python -m vit_jax.main --workdir=DIR \
+        --config=configs/studies/ablations.py:positions,embedded
 
 Models that differ in one property are pre-trained by pretrain_paper.py and
 evaluated on ImageNet by 5-shot linear regression, with the spread of 3 draws.
@@ -36,8 +37,9 @@ use B/16.
 
 import types
 
-from configs import arguments, common, scaling, scaling_embedded
+from configs import arguments, common
 from configs.published import TABLE_7, TABLE_8, fraction
+from configs.studies import scaling, scaling_embedded
 from configs.transfer import RATES, TITLES
 from vit_jax.zoo.names import AXIAL_RESNET, AXIAL_VIT
 

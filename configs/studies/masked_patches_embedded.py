@@ -1,6 +1,6 @@
 r"""Masked patch prediction on drawn images, then real digits, on a CPU.
 
-    python -m vit_jax.main --config=configs/masked_patches_embedded.py \
+    python -m vit_jax.main --config=configs/studies/masked_patches_embedded.py \
         --workdir=/tmp/masked
 
 The paper's self-supervision (masked_patches.py) in miniature: a ViT predicts

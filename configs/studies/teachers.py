@@ -1,6 +1,6 @@
 r"""Does a teacher help a small model, and an anchor a continued one? On a CPU.
 
-    python -m vit_jax.main --config=configs/teachers.py --workdir=DIR
+    python -m vit_jax.main --config=configs/studies/teachers.py --workdir=DIR
 
 A larger ViT (96 wide, 4 layers) learns drawn glyphs by LeJEPA. A small one (32
 wide) learns them with their labels, by LeJEPA, or from the features of the
@@ -32,7 +32,7 @@ import functools
 import itertools
 
 from configs import arguments, common, embedded, pretrain_folder
-from configs import self_supervised_embedded as alone
+from configs.studies import self_supervised_embedded as alone
 
 PX = alone.PX
 TEACHER_STEPS, CONTINUED_STEPS = 400, 50

@@ -1,6 +1,6 @@
 r"""The race: the fewest CPU seconds to 70% accuracy on held-out drawn glyphs.
 
-    python -m vit_jax.main --config=configs/race.py:both --workdir=DIR
+    python -m vit_jax.main --config=configs/studies/race.py:both --workdir=DIR
 
 trains the baseline and an entry in turns, five seeds of each, and prints the
 accuracy and the CPU seconds of both. docs/race.md has the rules, the results,

@@ -1,7 +1,8 @@
 r"""The paper's scaling studies: figures 3, 4, 5 and 8, and table 6.
 
-    python -m vit_jax.main --config=configs/scaling.py:compute,name=my_set \
-        --workdir=DIR --config.shared.data_dir=TFDS_DIR
+    python -m vit_jax.main --workdir=DIR \
+        --config=configs/studies/scaling.py:compute,name=my_set \
+        --config.shared.data_dir=TFDS_DIR
 
 Models are pre-trained by pretrain_paper.py (ResNets of fig3 by pretrain_bit.py)
 and evaluated on ImageNet. These are many runs: --study_member=NAME does one,

@@ -1,6 +1,7 @@
-"""Transfer accuracy against the number of pre-training images, on a CPU.
+r"""Transfer accuracy against the number of pre-training images, on a CPU.
 
-    python -m vit_jax.main --config=configs/scaling_embedded.py --workdir=DIR
+    python -m vit_jax.main --config=configs/studies/scaling_embedded.py \
+        --workdir=DIR
 
 The question of the paper's figures 3 and 4 without a download: a small ViT, a
 ResNet (BiT's form) and a hybrid are pre-trained on N distinct images of glyphs,
