@@ -169,6 +169,9 @@ def train(
   if init_from and newest is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
+    if others := data.left_out():
+      keep = f'Set --config.data.keep="{(*others,)}" for what the loss needs.'
+      terminal.say(f'Batches leave out {", ".join(others)}. {keep}')
     compiled.report(ready.model, ready.step, ready.shapes, mesh, total_steps)
     return None
 

@@ -420,7 +420,7 @@ class Files(Numbers):
 
   def __getitem__(self, index):
     image = Image.new('RGB', (12 + (index == 4), 1), (index,) * 3)
-    return {'image': encode(image), 'label': index}
+    return {'image': encode(image), 'label': index, 'place': index}
 
 
 def test_all_fields_of_data_act(monkeypatch):
@@ -442,7 +442,7 @@ def test_all_fields_of_data_act(monkeypatch):
   options |= {'on_error': 'skip', 'labels': False, 'order': Balanced()}
   options |= {'image_size': (8, 12), 'transforms': (T.Resize(0.5), Noise())}
   options |= {'batch_size': 12, 'max_image_bytes': 36}
-  options |= {'interpolation': 'nearest'}
+  options |= {'interpolation': 'nearest', 'keep': ('place',)}
   source = Files(6, num_classes=6)
   data = all_set(pipeline.Data, source=source, **options)
   assert data.transforms == (T.Resize((4, 6), 'nearest'), Noise())
@@ -451,6 +451,7 @@ def test_all_fields_of_data_act(monkeypatch):
   visits = [Balanced().bind(source, 5)(position) for position in range(12)]
   numbers = batch['image'][:, 1, 0, 0].tolist()
   assert numbers == [index + (index == 4) for _, index in visits]
+  assert batch['place'].tolist() == numbers
   drawn = batch['image'][:, 0, 0, 0].tolist()
   assert drawn == [drawn_by_definition(5, *visit) for visit in visits]
   assert batch['image'].shape == (12, 4, 6, 3) and batches.skipped == {4}

@@ -399,9 +399,10 @@ def test_an_evaluator_that_needs_too_much():
 def test_shapes_of_a_batch():
   mesh = MeshSizes().make()
   image = np.zeros((8, 8, 1), np.uint8)
-  batch = compiled.batch_shapes({'image': image, 'label': 3}, 96, mesh)
+  example = {'image': image, 'label': np.int32(3)}
+  batch = compiled.batch_shapes(example, 96, mesh)
   assert batch['image'].shape == (96, 8, 8, 1)
   assert batch['label'].dtype == jnp.int32
-  example = {'image': image, 'label': np.ones(5)}
+  example['label'] = np.ones(5, np.float32)
   soft = compiled.batch_shapes(example, 8, mesh)['label']
   assert soft.shape == (8, 5) and soft.dtype == jnp.float32

@@ -4,7 +4,7 @@ A source is any object with
 
   len(source)
   source[i]           {'image': uint8 [H, W, C] or the bytes of an image file,
-                       'label': int, or float [K]}
+                       'label': int, or float [K]} and other keys
 
 where source[i] depends only on i and on the arguments of the constructor.
 Optional attributes of a source:
@@ -20,9 +20,12 @@ Optional attributes of a source:
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator for this example.
 With the class attribute `takes_encoded` a transform may get an
-`images.Encoded`, and decodes as much as it needs. The last one may return a
-dict of arrays, such as the views of MultiCrop, which all are in the batch. With
-num_workers > 0 sources and transforms must be picklable.
+`images.Encoded`, and decodes as much as it needs. It may return a dict of
+arrays, such as the views of MultiCrop, which join the example. With the class
+attribute `takes_example` a transform is t(example, rng) -> example, and changes
+label, boxes or masks with the image: an example has 'image', 'label' and what
+`Data.keep` names. With num_workers > 0 sources and transforms must be
+picklable.
 
 Training visits the positions p = 0, 1, 2, ... An order, see order.py, returns
 the (visit e, example i) of a position, and the augmentation is drawn from
@@ -47,7 +50,7 @@ import numpy as np
 from vit_jax.data import images, subsets, workers
 from vit_jax.data.order import Order, Shuffled, Visits
 from vit_jax.data.subsets import Source, Unlabelled, stack_labels
-from vit_jax.data.transforms import Interpolation, Transform, sized
+from vit_jax.data.transforms import Interpolation, Transform, apply, sized
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
@@ -86,6 +89,8 @@ class Data:
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
+    keep: other keys of the examples that batches have: numbers, or arrays of
+      numbers of one shape.
     order: order in which training visits the examples, see order.py.
     max_image_bytes: limit on H * W * channels of an image file. A larger image
       is an unreadable example.
@@ -99,6 +104,7 @@ class Data:
   prefetch: Annotated[Count, MACHINE] = 2
   on_error: Annotated[Literal['raise', 'skip'], HARMLESS] = 'raise'
   labels: bool = True
+  keep: Sequence[str] = ()
   order: Order = Shuffled()
   image_size: Size | None = None
   interpolation: Interpolation | None = None
@@ -107,6 +113,11 @@ class Data:
   def __post_init__(self) -> None:
     transforms = sized(self.transforms, self.image_size, self.interpolation)
     object.__setattr__(self, 'transforms', transforms)
+    if own := {*self.keep} & {'image', 'label', 'mask', 'index'}:
+      raise UserError(
+        f'keep={(*self.keep,)}: batches have {", ".join(sorted(own))} of their '
+        'own. Keep other keys of the examples.'
+      )
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
@@ -131,11 +142,19 @@ class Data:
       check(_REMEDY)
     reader = _Reader(dataclasses.replace(self, on_error='skip'))
     arrays, label, *_ = reader.load(0, 0)
-    return {**arrays, 'label': label}
+    return {**arrays, 'label': stack_labels([label])[0]}
+
+  def left_out(self) -> list[str]:
+    """Return the keys of the first example that batches do not have."""
+    try:
+      found = {*self.source[0]}
+    except (OSError, ValueError):  # unreadable
+      return []
+    return sorted(found - {'image', 'label', *self.keep})
 
   def fingerprint(self) -> dict[str, Any]:
     """Return {'source.NAME': JSON value}, which differ for other data."""
-    found = subsets.fingerprint(self.source)
+    found = subsets.fingerprint(self.source, self.keep)
     return {f'source.{name}': value for name, value in found.items()}
 
   def name_skipped(self, indices: Iterable[int]) -> str:
@@ -166,8 +185,8 @@ class Data:
 
     Returns:
       Iterator over {'image': uint8 [batch_size / process_count, H, W, C],
-      'label': int32 [...] or float32 [..., K]}. It raises ValueError for
-      unreadable examples, wrong labels and unequal shapes.
+      'label': int32 [...] or float32 [..., K]} and what is kept. It raises
+      ValueError for unreadable examples, wrong labels and unequal shapes.
     """
     source = self.source
     if isinstance(source, Unlabelled):  # an order may need the labels
@@ -282,13 +301,15 @@ class _Reader:
       example = self._source[actual]
     except (OSError, ValueError) as error:
       raise self._unreadable(actual, error) from error
-    label = self._checked_label(example['label'], actual)
+    kept = self._kept(example, actual)
     read = time.perf_counter()
     try:
       # Later visits take less time.
       image = self._encoded(example['image'], check=epoch == 0)
       rng = _generator(self.seed, epoch, index)
-      transformed = self._transformed(image, rng)
+      transformed = self._transformed({**kept, 'image': image}, rng)
+      label = self._checked_label(transformed.pop('label'), actual)
+      arrays = {name: _plain(name, x) for name, x in transformed.items()}
     except images.UnreadableError as error:
       raise self._unreadable(actual, error) from error
     except ValueError as error:
@@ -300,7 +321,7 @@ class _Reader:
       images.warn_once(f'{self._where(actual)}: {remark}. The image is used.')
     decoding = getattr(image, 'seconds', 0.0)
     rest = time.perf_counter() - read - decoding
-    return transformed, label, np.array([read - begin, decoding, rest])
+    return arrays, label, np.array([read - begin, decoding, rest])
 
   def _encoded(self, image, check):
     """Return the image, as an `Encoded` if it is the bytes of a file."""
@@ -320,14 +341,24 @@ class _Reader:
       )
     return image
 
-  def _transformed(self, image, rng):
+  def _kept(self, example, index):
+    """Return the label and what is kept, by name."""
+    try:
+      return {name: example[name] for name in ('label', *self.data.keep)}
+    except KeyError as error:
+      raise UserError(
+        f'{self._where(index)}: there is no {error}. Expected label and'
+        f' keep={(*self.data.keep,)}. There are {", ".join(sorted(example))}.'
+      ) from None
+
+  def _transformed(self, example, rng):
     for transform in (*self.data.transforms, None):
       takes_encoded = getattr(transform, 'takes_encoded', False)
-      if isinstance(image, images.Encoded) and not takes_encoded:
-        image = image.pixels()
+      if isinstance(example['image'], images.Encoded) and not takes_encoded:
+        example['image'] = example['image'].pixels()
       if transform:
-        image = transform(image, rng)
-    return image if isinstance(image, dict) else {'image': image}
+        example = apply(transform, example, rng)
+    return example
 
   def _checked_label(self, label, index):
     limit = self.num_classes
@@ -370,6 +401,19 @@ def _generator(seed, epoch, index):
   return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
+def _plain(name, x):
+  """Return an array of a dtype that devices have, with the same integers."""
+  x = np.asarray(x)
+  narrow = {'float64': np.float32, 'int64': np.int32}
+  found = x.astype(narrow.get(x.dtype.name, x.dtype), copy=False)
+  if x.dtype.kind not in 'biuf' or (x.dtype.kind == 'i' and (found != x).any()):
+    raise UserError(
+      f'{name!r} of an example has {x.dtype} {x.shape}, such as {x.flat[:1]}. '
+      'Batches have arrays of numbers, integers of at most 32 bits.'
+    )
+  return found
+
+
 def _stack(rows):
   """Return the batch of rows (arrays, label, seconds, skipped)."""
   arrays, labels, seconds, skipped = zip(*rows)
@@ -379,9 +423,9 @@ def _stack(rows):
     shapes = sorted({x.shape for x in values})
     if len(shapes) > 1:
       raise UserError(
-        f'Images of one batch have the shapes {shapes[0]} and {shapes[1]}. End'
-        ' the transforms with one that gives all images the same shape, such as'
-        ' Resize, InceptionCrop or CentralCrop.'
+        f'{name!r} of one batch has the shapes {shapes[0]} and {shapes[1]}. End'
+        ' the transforms with one that gives all examples the same shape, such'
+        ' as Resize, InceptionCrop or CentralCrop for images.'
       )
     batch[name] = np.stack(values)
   return batch | {

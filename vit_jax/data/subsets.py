@@ -5,7 +5,8 @@ pipeline.py describes the interface. A subset of a subset is one, too.
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,24 @@ class Source(Protocol):
   def __len__(self) -> int: ...
 
   def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+class Example(Mapping[str, Any]):
+  """Image and label, and functions that read other keys when they are used."""
+
+  def __init__(
+    self, known: dict[str, Any], others: Mapping[str, Callable[[], Any]]
+  ) -> None:
+    self._known, self._others = known, others
+
+  def __getitem__(self, name: str) -> Any:
+    return self._known[name] if name in self._known else self._others[name]()
+
+  def __iter__(self) -> Iterator[str]:
+    return iter({**self._known, **self._others})
+
+  def __len__(self) -> int:
+    return len({**self._known, **self._others})
 
 
 def labels(source: Source) -> np.ndarray:
@@ -50,12 +69,12 @@ def describe(source: Source, index: int) -> str:
   return f'index {index}'
 
 
-def fingerprint(source: Any) -> dict[str, Any]:
+def fingerprint(source: Any, keep: Sequence[str] = ()) -> dict[str, Any]:
   """Return JSON values that differ for other data, wherever its files are.
 
   'classes' is a hash of the names of the classes, and 'examples' one of up to
-  16 images with their labels, at equal distances in the source. Classes with a
-  method `fingerprint`, such as teachers, have their own.
+  16 images with label and what is kept, at equal distances in the source.
+  Classes with a method `fingerprint`, such as teachers, have their own.
   """
   if hasattr(type(source), 'fingerprint'):
     return source.fingerprint()
@@ -66,12 +85,12 @@ def fingerprint(source: Any) -> dict[str, Any]:
     'num_examples': count,
     'num_classes': getattr(source, 'num_classes', None),
     'classes': None if names is None else _hash(str(x).encode() for x in names),
-    'examples': _hash(_content(source, int(i)) for i in places),
+    'examples': _hash(_content(source, int(i), keep) for i in places),
   }
 
 
-def _content(source, index):
-  """Return the image and the label of an example as bytes."""
+def _content(source, index, keep):
+  """Return image, label and what is kept of an example as bytes."""
   try:
     example = source[index]
   except (OSError, ValueError):
@@ -79,7 +98,8 @@ def _content(source, index):
   image, label = example['image'], np.asarray(example['label'], np.float64)
   if not isinstance(image, bytes):
     image = repr(image.shape).encode() + image.tobytes()
-  return image + b' ' + label.tobytes()
+  kept = [repr(np.asarray(example.get(name)).tolist()) for name in keep]
+  return image + b' ' + label.tobytes() + ''.join(kept).encode()
 
 
 def _hash(parts):
@@ -126,8 +146,8 @@ class Unlabelled(View):
   def __init__(self, source: Source) -> None:
     super().__init__(source, range(len(source)))
 
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    return {**super().__getitem__(index), 'label': 0}
+  def __getitem__(self, index: int) -> Mapping[str, Any]:
+    return ChainMap({'label': 0}, super().__getitem__(index))  # type: ignore
 
   def labels(self) -> np.ndarray:
     """Return a label of 0 for each example: int32 [n]."""

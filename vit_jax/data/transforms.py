@@ -46,6 +46,17 @@ else:
   Sides = Size | Positive
   ShortSide = Side | Positive
 
+
+def apply(
+  transform: Transform, example: dict[str, Any], rng: np.random.Generator
+) -> dict[str, Any]:
+  """Return the example, changed by a transform of it or of its image."""
+  if getattr(transform, 'takes_example', False):
+    return transform(example, rng)
+  found = transform(example['image'], rng)
+  return example | (found if isinstance(found, dict) else {'image': found})
+
+
 _CODES = {  # of OpenCV
   'nearest': 'INTER_NEAREST_EXACT',
   'bilinear': 'INTER_LINEAR',
@@ -290,7 +301,7 @@ class SimpleRandomCrop(RandomCrop):
 
 @dataclasses.dataclass(frozen=True)
 class MultiCrop:
-  """Global and local crops of an image, as of DINO; the last transform.
+  """Global and local crops of an image, as of DINO.
 
   {'image': uint8 [count, H, W, C], 'local': uint8 [local_count, h, w, C]}, the
   latter if there are any. Each is an InceptionCrop(method='torch').

@@ -50,8 +50,6 @@ class Collector:
       **sharding.this_process(), num_classes=num_classes
     )
     example = data.first_example()
-    label = np.asarray(example['label'])
-    example['label'] = label.astype(np.float32 if label.ndim else np.int32)
     example |= {'mask': np.bool_(True), 'index': np.int32(0)}
     self._spec = {
       name: jax.ShapeDtypeStruct((data.batch_size, *x.shape), x.dtype)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from vit_jax.io import terminal
@@ -75,13 +74,7 @@ def batch_shapes(
   """Return a global training batch of ShapeDtypeStructs, for any example."""
   split = sharding.batch_sharding(mesh)
   make = functools.partial(jax.ShapeDtypeStruct, sharding=split)
-  label = jnp.float32 if jnp.shape(example['label']) else jnp.int32
-  return {
-    name: make(
-      (batch_size, *jnp.shape(x)), label if name == 'label' else jnp.uint8
-    )
-    for name, x in example.items()
-  }
+  return {k: make((batch_size, *x.shape), x.dtype) for k, x in example.items()}
 
 
 def report(

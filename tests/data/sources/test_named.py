@@ -44,11 +44,12 @@ def table(files):
   image = [{'bytes': x, 'path': name} for name, x in files.items()]
   label = [NAMES.index(name.split('/')[0]) for name in files]
   features = datasets.Features(
-    image=datasets.Image(), label=datasets.ClassLabel(names=NAMES)
+    image=datasets.Image(),
+    label=datasets.ClassLabel(names=NAMES),
+    row=datasets.Value('int64'),
   )
-  return datasets.Dataset.from_dict(
-    {'image': image, 'label': label}, features=features
-  )
+  columns = {'image': image, 'label': label, 'row': [*range(len(label))]}
+  return datasets.Dataset.from_dict(columns, features=features)
 
 
 def write_all(root, files=FILES):
@@ -113,6 +114,8 @@ def test_all_kinds_give_the_same_examples(root, name):
   assert source.labels().tolist() == LABELS
   assert source.labels().dtype == np.int32
   assert type(source[0]['label']) is int
+  is_table = any(x in name for x in ('/pq', '/saved', '/single'))
+  assert source[5].get('row') == (5 if is_table else None)
   assert source.exif is (KINDS[name][0] is not Tfds)
   with pytest.raises((IndexError, ValueError)):
     source[12]

@@ -89,6 +89,7 @@ def test_reads_without_tensorflow(data_dir):
     value = _value(source[i])
     assert source[i]['label'] == value % 3
     assert isinstance(source[i]['image'], bytes)
+    assert source[i]['count'] == value and 'things' in source[i]
     assert source.describe(i) == f'colours train[{i}] ({value}.png)'
   assert source.class_names == ['ant', 'bee', 'cat']
   assert (source.channels, source.exif) == (3, False)

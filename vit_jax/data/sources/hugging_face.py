@@ -1,5 +1,6 @@
 """Data sets read by Hugging Face's package `datasets`."""
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -7,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.sources import image_files, tables
+from vit_jax.data.subsets import Example
 from vit_jax.types import PathLike, UserError
 
 # Readers of files that are named themselves, by ending.
@@ -22,7 +24,7 @@ class HuggingFace:
   parquet or WebDataset files. Without a network, set HF_HUB_OFFLINE=1 to read
   what has been prepared.
 
-  source[i] is {'image': bytes, 'label': int or float [K]}.
+  source[i] is {'image': bytes, 'label': int or float [K]} and other columns.
 
   Args:
     name: 'beans', 'USER/NAME', a folder, or a glob of parquet or tar files:
@@ -77,7 +79,8 @@ class HuggingFace:
         )
     if isinstance(features[image_key], datasets.Image):
       data = data.cast_column(image_key, datasets.Image(decode=False))
-    self._images, self._key = data.select_columns([image_key]), image_key
+    self._key = image_key
+    self._columns = {k: data.select_columns([k]) for k in features}
     self._labels, names = tables.encode(
       f'The column {label_key!r} of {self._where}',
       data.with_format(None)[label_key][:],
@@ -91,13 +94,15 @@ class HuggingFace:
   def __len__(self) -> int:
     return len(self._labels)
 
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    image, label = self._image(index), self._labels[index]
+  def __getitem__(self, index: int) -> Mapping[str, Any]:
+    image, label = self._value(index, self._key), self._labels[index]
     if isinstance(image, Mapping):
       image = image['bytes'] or (image['path'] and self._read(image['path']))
     if image is None:
       raise UserError(f'The column {self._key!r} is empty.')
-    return {'image': image, 'label': label if label.ndim else int(label)}
+    known = {'image': image, 'label': label if label.ndim else int(label)}
+    read = functools.partial(functools.partial, self._value, index)
+    return Example(known, {name: read(name) for name in self._columns})
 
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n] or float32 [n, K]."""
@@ -105,12 +110,12 @@ class HuggingFace:
 
   def describe(self, index: int) -> str:
     """Return data set, split and index, and the path if there is one."""
-    image = self._image(index)
+    image = self._value(index, self._key)
     path = image.get('path') if isinstance(image, Mapping) else None
     return f'{self._where}[{index}]' + (f' ({path})' if path else '')
 
-  def _image(self, index):
-    return self._images[int(index)][self._key]
+  def _value(self, index, key):
+    return self._columns[key][int(index)][key]
 
   def _read(self, path):
     """Return the bytes of an image file below the data set, or in a cache."""

@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data import images, workers
+from vit_jax.data.transforms import apply
 from vit_jax.io import terminal
 from vit_jax.types import PathLike, UserError
 
@@ -157,12 +158,12 @@ def load(
   def loaded(path):
     try:
       encoded = images.Encoded(read(path), channels)
-      image, rng = encoded.pixels(), np.random.default_rng(0)
+      example, rng = {'image': encoded.pixels()}, np.random.default_rng(0)
       if encoded.remark:
         images.warn_once(f'{path}: {encoded.remark}. The image is used.')
       for transform in transforms:
-        image = transform(image, rng)
-      return path, image
+        example = apply(transform, example, rng)
+      return path, example['image']
     except (OSError, ValueError) as error:
       return path, ValueError(f'{path}: {error}')
 

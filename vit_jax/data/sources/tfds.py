@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from etils import epath
 
-from vit_jax.data.subsets import stack_labels
+from vit_jax.data.subsets import Example, stack_labels
 from vit_jax.types import MACHINE, PathLike, UserError
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
@@ -73,10 +73,16 @@ class Tfds:
   def __len__(self) -> int:
     return len(self._records)
 
-  def __getitem__(self, index: int) -> dict[str, Any]:
+  def __getitem__(self, index: int) -> Mapping[str, Any]:
     record = self._records[int(index)]
     image, value = self._parse(record, self.image_key, self.label_key)
-    return {'image': image, 'label': self._label(value)}
+
+    def read(name):
+      (found,) = self._parse(record, name)
+      return _arrays(self._features[name], found)
+
+    others = {k: functools.partial(read, k) for k in self._features}
+    return Example({'image': image, 'label': self._label(value)}, others)
 
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n], or float32 [n, K]."""

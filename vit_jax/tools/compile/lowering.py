@@ -18,6 +18,7 @@ from jax.experimental import topologies
 from vit_jax import config as configs
 from vit_jax import setup
 from vit_jax.analysis import flops
+from vit_jax.data.transforms import apply
 from vit_jax.models import attention
 from vit_jax.runs.compiled import gib_on_a_device
 from vit_jax.tools.compile import roofline, rows
@@ -85,7 +86,7 @@ def lower(
   examples = setup.Examples(
     batch_size=batch_size,
     count=100_000 * batch_size,  # not known; a queue is that of many images
-    first={**example, 'label': 0},
+    first={**example, 'label': np.int32(0)},
     num_classes=num_classes if given is None else None,
   )
   names = [field.name for field in dataclasses.fields(setup.Settings)]
@@ -163,9 +164,10 @@ def _example(transforms):
   """Return the arrays that the transforms make of every RGB image."""
   found = []
   for image in (np.zeros((768, 1024, 3), 'u1'), np.zeros((1024, 768, 3), 'u1')):
+    example = {'image': image}
     for transform in transforms:
-      image = transform(image, np.random.default_rng(0))
-    found.append(image if isinstance(image, dict) else {'image': image})
+      example = apply(transform, example, np.random.default_rng(0))
+    found.append(example)
   one, other = (jax.tree.map(np.shape, x) for x in found)
   if one != other:
     raise UserError(
