@@ -279,7 +279,7 @@ def train(
 
 
 def _transforms(evaluators):
-  """Return those of the first evaluator that has some; None: none has."""
+  """Return the transforms of the first evaluator that has some, or None."""
   found = (getattr(x, 'transforms', ()) for x in evaluators.values())
   return next(filter(None, found), None)
 

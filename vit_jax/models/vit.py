@@ -86,7 +86,7 @@ class PatchEmbedding:
 
   @property
   def reduction(self) -> int:
-    """Pixels per side of a cell of what is cut into patches."""
+    """Factor of downsampling before patches are cut; 1 for pixels."""
     return 1
 
   def grid(self, image_shape: Sequence[int]) -> tuple[int, int]:
