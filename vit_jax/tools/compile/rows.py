@@ -104,7 +104,7 @@ def kernel_cycles(
 
   The matrix units and the memory work one after the other, at 1 / 1.15 of their
   peak rates, and a head takes whole registers (None: they are full): within 2%
-  of the schedules of pallas_attention.py, see docs/tpu_cycles.md.
+  of the schedules of pallas_attention.py, see docs/compile.md.
   """
   if not counted.kernel_flops or device_kind not in CHIPS:
     return 0.0
