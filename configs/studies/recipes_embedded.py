@@ -13,7 +13,7 @@ Arguments (separated by commas):
   steps=600  steps of 32 images, on glyphs
   tiny       one seed, few steps: minutes, to check that it runs
 
-Protocol and result (23.4 min on 2 busy CPU cores): docs/recipes.md.
+Protocol and result (23.4 min on 2 busy CPU cores): docs/science.md.
 """
 
 from configs import arguments, common, embedded
