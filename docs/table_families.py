@@ -25,9 +25,10 @@ and transformers build small models with random weights and compute their
 features. An error is the largest difference from the features that this project
 computes, divided by their spread. *Resized*: the error at another resolution.
 *Written*: whether our file loads in the source library with equal outputs.
+The name of a case begins with the form of its files.
 
-| case | form | model | features | resized | written |
-|---|---|---|---|---|---|"""
+| case | model | features | resized | written |
+|---|---|---|---|---|"""
 REFUSED = """
 ## Not supported
 
@@ -50,7 +51,7 @@ def row(path):
   resized = errors.pop('other', None)
   config = about['config'] or {}
   name = config.get('architecture', config.get('model_type', ''))
-  cells = path.stem, about['format'], name, f'{max(errors.values()):.0e}'
+  cells = path.stem, name, f'{max(errors.values()):.0e}'
   last = f'{resized:.0e}' if resized else '', WRITTEN[about['back']]
   return ' | '.join(['', *cells, *last, '']).strip()
 
