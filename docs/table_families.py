@@ -2,8 +2,8 @@
 
     python docs/table_families.py > docs/families.md
 
-Errors are those of features of seeded weights in tests/golden/families, which
-timm and transformers computed, in units of the features' spread.
+timm and transformers computed the features in tests/golden/families, of seeded
+weights.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 TESTS = pathlib.Path(__file__).parents[1] / 'tests'
-sys.path += [str(TESTS / name) for name in ('golden', 'weights')]
+sys.path += [str(TESTS / name) for name in ('', 'golden', 'weights')]
 import family_cases  # noqa: E402
 
 from vit_jax.zoo import published  # noqa: E402
@@ -22,13 +22,13 @@ HEAD = """# Families of weights
 
 `python docs/table_families.py > docs/families.md` writes this table. timm
 and transformers build small models with random weights and compute their
-features. An error is the largest difference from the features that this project
-computes, divided by their spread. *Resized*: the error at another resolution.
-*Written*: whether our file loads in the source library with equal outputs.
-The name of a case begins with the form of its files.
+features. The features that this project computes differ from these by at most
+{features:.0e} of their spread, at another resolution by {other:.0e}.
+*Written*: whether our file loads in the source library with equal outputs. The
+name of a case begins with the form of its files.
 
-| case | model | features | resized | written |
-|---|---|---|---|---|"""
+| case | model | written |
+|---|---|---|"""
 REFUSED = """
 ## Not supported
 
@@ -48,18 +48,18 @@ def row(path):
   about = json.loads(str(recorded.pop('about')))
   arrays = family_cases.arrays_of(about, recorded)
   _, errors = family_cases.check(about, recorded, arrays)
-  resized = errors.pop('other', None)
   config = about['config'] or {}
   name = config.get('architecture', config.get('model_type', ''))
-  cells = path.stem, name, f'{max(errors.values()):.0e}'
-  last = f'{resized:.0e}' if resized else '', WRITTEN[about['back']]
-  return ' | '.join(['', *cells, *last, '']).strip()
+  cells = path.stem, name, WRITTEN[about['back']]
+  return ' | '.join(['', *cells, '']).strip(), errors
 
 
 if __name__ == '__main__':
-  print(HEAD)
-  for path in sorted(TESTS.glob('golden/families/*.npz')):
-    print(row(path))
+  paths = sorted(TESTS.glob('golden/families/*.npz'))
+  rows, errors = zip(*map(row, paths))
+  other = max(found.pop('other', 0) for found in errors)
+  features = max(max(found.values()) for found in errors)
+  print(HEAD.format(features=features, other=other), *rows, sep='\n')
   print(REFUSED)
   for name, reason in published.REFUSED.items():
     print(f'| `{name}` | {reason} |')
