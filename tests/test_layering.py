@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -94,6 +95,13 @@ def test_no_import_leads_upward():
     lower = {x for x, floor in floors.items() if floor > floors[here]}
     found = {name.split('.')[0] for name in ours(path)}
     assert found <= lower | {here}, path
+
+
+def test_the_page_shows_the_floors():
+  page = (ROOT / 'docs/architecture.md').read_text().split('```')[1]
+  floors = re.split(r'^ ?\d+  ', page.split('benchmarks')[0], flags=re.M)[1:]
+  names = [re.findall(r'^ *(\w+)', floor, re.M) for floor in floors]
+  assert tuple(map(set, names)) == FLOORS
 
 
 @pytest.mark.parametrize('here', NARROW)

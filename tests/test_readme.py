@@ -23,11 +23,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 common = importlib.import_module('configs.common')
 README = (ROOT / 'README.md').read_text()
-# The commands in docs/hosts.md and docs/compile.md have gaps.
-PAGES = {
-  name: (ROOT / f'docs/{name}.md').read_text()
-  for name in ('first_hour', 'training', 'evaluation', 'weights', 'inside')
-}
+# The commands in docs/hosts.md have gaps.
+NAMES = 'architecture', 'compile', 'evaluation', 'first_hour', 'inside'
+NAMES += 'python', 'training', 'weights'
+PAGES = {name: (ROOT / f'docs/{name}.md').read_text() for name in NAMES}
 TEXT = '\n'.join([README, *PAGES.values()])
 
 
@@ -89,16 +88,12 @@ def test_paths_and_dotted_names_exist():
       config.locate(name)
 
 
-def test_layout_lists_every_file_and_folder():
-  layout = README.split('## How the code is laid out')[1].split('```')[1]
-  for path in (ROOT / 'vit_jax').iterdir():
-    if path.is_dir() and path.name not in ('__pycache__', 'configs'):
-      assert re.search(rf'\b{path.name}/', layout), path
-    elif path.suffix == '.py' and path.name != '__init__.py':
-      assert re.search(rf'\b{path.stem}\b', layout), path
-  (order,) = re.findall(r'one training step in this order: (.*?)\.\s', README)
-  for name in re.findall(r'`([\w/]+\.py)`', order):
-    assert (ROOT / 'vit_jax' / name).exists(), name
+def test_the_reading_order_names_files():
+  order = PAGES['architecture'].split('## Reading order')[1]
+  names = re.findall(r'`([\w/]+\.py)`', order)
+  assert len(names) == 8
+  for name in names:
+    assert any((ROOT / x / name).exists() for x in ('', 'vit_jax')), name
 
 
 def test_one_step_is_as_long_as_the_readme_says(tmp_path):
@@ -108,8 +103,8 @@ def test_one_step_is_as_long_as_the_readme_says(tmp_path):
   assert abs(sum(lines.values()) - int(said[1])) <= 50
 
 
-def _python(page):
-  return re.findall(r'```python\n(.*?)```', page, re.S)
+def _python(name):
+  return re.findall(r'```python\n(.*?)```', PAGES[name], re.S)
 
 
 def _run(code, scope, replace):
@@ -121,7 +116,7 @@ def _run(code, scope, replace):
 
 
 def test_python_examples_of_predictions(tmp_path, capsys):
-  (predict, *_), (look, attend) = _python(README), _python(PAGES['inside'])
+  (predict, _), (look, attend) = _python('python'), _python('inside')
   own, image = str(tmp_path / 'own.npz'), str(tmp_path / 'a.png')
   weights = tiny.weights(tiny.vit(num_classes=3), (8, 8, 3))
   weights.class_names = ['disc', 'ring', 'star']
@@ -142,11 +137,10 @@ def test_python_examples_of_predictions(tmp_path, capsys):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_python_examples_of_the_readme(tmp_path):
-  _, load, create = _python(README)
-  assert load in PAGES['weights']
+def test_python_examples_of_models(tmp_path):
+  (_, create), (load, _) = _python('python'), _python('weights')
   scope = {}
-  # A small model replaces B/16; the rest is the text of the README.
+  # A small model replaces B/16; the rest is the text of the pages.
   _run(create, scope, {"'ViT-B/16'": "'ViT-mu/16'"})
 
   path = tmp_path / 'ViT-B_16.npz'
@@ -161,7 +155,7 @@ def test_python_examples_of_the_readme(tmp_path):
 
 
 def test_python_examples_of_the_training_page(tmp_path, monkeypatch):
-  mixed, wrapper, wrapped, train = _python(PAGES['training'])
+  mixed, wrapper, wrapped, train = _python('training')
   package = types.ModuleType('my_package')
   package.objectives = types.ModuleType('my_package.objectives')
   monkeypatch.setitem(sys.modules, 'my_package', package)

@@ -265,9 +265,10 @@ def test_augreg_defaults_are_the_best_of_figure_4():
     best = dict(zip(module.BEST, settings))
     cells = {}
     for line in table.splitlines()[2:]:
-      model, reg, *values = (x.strip() for x in line.strip('|').split('|'))
-      for level, value in zip(module.LEVELS, values, strict=True):
-        cells[model, level, float(reg)] = int(value)
+      model, *pairs = (x.strip() for x in line.strip('|').split('|'))
+      for level, pair in zip(module.LEVELS, pairs, strict=True):
+        for reg, value in zip((0.0, 0.1), pair.split(', '), strict=True):
+          cells[model, level, reg] = int(value)
     assert {model for model, _, _ in cells} == set(best)
     for model, setting in best.items():
       highest = max(cells[key] for key in cells if key[0] == model)
