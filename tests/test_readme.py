@@ -69,9 +69,8 @@ def test_settings_in_the_text_are_valid():
   """Check `--config.KEY=VALUE` outside of commands, on a config with a ViT."""
   found = set(re.findall(r'`(--config\.\w+\.[^`]*=[^`]*)`', TEXT))
   assert len(found) >= 3
-  path = ROOT / 'configs/finetune.py:folder,B/16'
   for setting in found:
-    loaded = config.load(path)
+    loaded = config.load(ROOT / 'configs/finetune.py:folder,B/16')
     loaded.init_from.path = loaded.data.source.path = '/tmp/none'
     words = shlex.split(setting)
     config.override(loaded, [w.removeprefix('--config.') for w in words])

@@ -1,14 +1,8 @@
 """When does a ViT overtake a ResNet? It needs images whose structure is global.
 
-The ViT paper (figures 3 and 4): a ResNet is better on few images, a ViT on very
-many, because a convolution knows what the ViT has to learn, that neighbours
-belong together. In scaling_embedded.py the ResNet stays ahead at all numbers of
-glyphs. So here the other side changes: patches of all images move to the same
-other places, a fraction of them. For the ViT, which learns positions, that is
-the same task; the ResNet's knowledge becomes wrong.
-
-Result: with 4,800 images the ResNet stays ahead everywhere (by 3.6 ± 1.5 points
-with all patches shuffled); with 76,800 the ViT has +2.6 ± 3.5 there.
+A fraction of the patches of all images moves to the same other places. Result:
+with 4,800 images the ResNet stays ahead everywhere; with 76,800 and all patches
+shuffled the ViT has +2.6 ± 3.5 points. See docs/science.md.
 """
 
 import functools

@@ -1,21 +1,13 @@
 """Which parts of the recipes of 2026 help a small ViT?
 
-ViT-5 (arXiv 2602.08071) adds RMSNorm, normalised queries and keys, registers,
-rotary positions and LayerScale; others add a gate to attention, Muon, and
-weight decay in proportion to the square of the rate (arXiv 2512.08217). Here a
-plain ViT gets one part more, on drawn glyphs (64 classes, none of which occurs
-twice) and on 1,968 photographs of solar cells, in five divisions into training
-and test images. On glyphs a ViT with all parts gets one part less, too.
+A plain ViT gets one part more, on drawn glyphs and on photographs of solar
+cells; on glyphs a ViT with all parts gets one part less, too. At equal compute
+a part has as many steps as take the CPU time of the plain ViT, by COST, and the
+rate that it has at equal steps. One part less has the rate of all parts, but
+without Muon a rate of its own.
 
-At equal compute a part has as many steps as take the CPU time of the plain
-ViT, by COST, and the rate that it has at equal steps. Each part has the best of
-three rates, chosen by one more seed on other glyphs, or on a quarter of the
-training photographs of the first division; one part less has the rate of all,
-but without Muon a rate of its own.
-
-Result (five seeds, 95% intervals): on glyphs Muon gains 20.2 ± 2.2 points,
-rotary positions 4.2 ± 1.5, LayerScale loses 7.5 ± 1.3; others are not shown to
-matter alone. On photographs all of them gain 3.0 ± 2.4.
+Result: on glyphs Muon gains 20.2 ± 2.2 points, rotary positions 4.2 ± 1.5, and
+LayerScale loses 7.5 ± 1.3. See docs/science.md.
 """
 
 import functools

@@ -1,20 +1,14 @@
-r"""A few thousand photographs: what works without weights from elsewhere.
+"""A few thousand photographs: what works without weights from elsewhere.
 
     pip install -e '.[elpv]'
     python -m vit_jax.main --config=configs/studies/photographs.py --workdir=DIR
 
-ELPV has 2,624 grey photographs of solar cells, of which 31% have a defect (see
-vit_jax/data/sources/elpv.py, also for the licence). A model of train_folder.py
-learns from 10, 50 or 200 cells of each kind, or from all 1,968 for training:
-from scratch, or after MAE, DINO or LeJEPA on the 1,968 cells without labels.
-Plain baselines are logistic regression on pixels and on histograms of oriented
-gradients, and a small ResNet. Each of three divisions into training and test
-images is a seed.
-
-Runs are short: 128 px (ResNet: 64), and the steps in SHOTS, for all methods the
-same. MAE has more steps than DINO and LeJEPA, which take longer. No setting was
-chosen on test images. docs/photographs.md has the result, and what longer
-training reaches.
+A small ViT learns to find defects in photographs of solar cells (see
+vit_jax/data/sources/elpv.py, also for the licence) from 10, 50, 200 or all
+labels of each class: from scratch, or after MAE, DINO or LeJEPA. Baselines are
+logistic regression on pixels and on histograms of oriented gradients, and a
+small ResNet. Runs are short: 128 px (ResNet: 64), and the steps in SHOTS. No
+setting was chosen on test images. docs/photographs.md has the result.
 
 Arguments (separated by commas):
   seeds=3    divisions into training and test images

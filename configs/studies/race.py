@@ -1,13 +1,10 @@
-r"""The race: the fewest CPU seconds to 70% accuracy on held-out drawn glyphs.
+"""The race: the fewest CPU seconds to 70% accuracy on held-out drawn glyphs.
 
     python -m vit_jax.main --config=configs/studies/race.py:both --workdir=DIR
 
 trains the baseline and an entry in turns, five seeds of each, and prints the
-accuracy and the CPU seconds of both. docs/race.md has the rules, the results,
-and what was tried and failed.
-
-Result (five seeds): Muon has 0.45 of the baseline's CPU seconds, and 0.23 with
-larger patches.
+accuracy and the CPU seconds of both. Result: Muon has 0.45 of the baseline's
+CPU seconds, and 0.23 with larger patches. docs/race.md has the rules.
 
 Arguments (separated by commas):
   ENTRY      one of ENTRIES

@@ -3,17 +3,13 @@ r"""Which parts of a recipe help a small ViT, and which optimizer, on a CPU.
     python -m vit_jax.main --config=configs/studies/recipes_embedded.py \
         --workdir=DIR
 
-Three tasks that need no download: pre-training on 960 glyphs, fine-tuning of
-its baseline on 10 handwritten digits per class, and the same digits from
-scratch. Each is done with a baseline (AdamW, random crops), and with one part
-more (RECIPES). For pre-training there are also the optimizers of OPTIMIZERS.
+A baseline (AdamW, random crops) gets one part more (RECIPES), or another of
+OPTIMIZERS. docs/science.md has the protocol and the result (23 minutes).
 
 Arguments (separated by commas):
   seeds=3    seeds for each recipe and optimizer
   steps=600  steps of 32 images, on glyphs
   tiny       one seed, few steps: minutes, to check that it runs
-
-Protocol and result (23.4 min on 2 busy CPU cores): docs/science.md.
 """
 
 from configs import arguments, common, embedded

@@ -4,7 +4,7 @@ r"""Claims about Vision Transformers, tested in small on a CPU.
         --workdir=DIR
 
 No study needs a download; each takes 16 to 95 minutes on one core or two.
-docs/science.md has the claims, the pictures and the answers.
+docs/science.md has the claims, the protocol, the pictures and the answers.
 
 Arguments (separated by commas; the first of a list is the default):
   crossing   where a ViT overtakes a ResNet, by the structure of images
@@ -18,9 +18,6 @@ Arguments (separated by commas; the first of a list is the default):
   rates      the best learning rate of Muon over widths, with and without muP
   seeds=3    seeds for each arm; one more chooses its learning rate
   tiny       one seed, few steps: minutes, to check that it runs
-
-All arms have the same budget for their rates, which are chosen on data that no
-result is measured on; `rates` shows all of them.
 """
 
 import functools

@@ -1,27 +1,12 @@
-r"""Does a teacher help a small model, and an anchor a continued one? On a CPU.
+"""Does a teacher help a small model, and an anchor a continued one? On a CPU.
 
     python -m vit_jax.main --config=configs/studies/teachers.py --workdir=DIR
 
-A larger ViT (96 wide, 4 layers) learns drawn glyphs by LeJEPA. A small one (32
-wide) learns them with their labels, by LeJEPA, or from the features of the
-larger one, at equal compute: the FLOPs of a step count the teacher's forward
-pass, but not its training. Then it meets handwritten digits: their nearest
-neighbours and a linear classifier in its frozen features, and fine-tuning.
-
-The larger model also continues on 1,029 scans of digits, by LeJEPA with a new
-head, with and without an anchor, at a tenth of the rate (the default of
-configs/pretrain_folder.py) and at the whole rate. The drift of its patches is
-the mean squared change of their cosines since the start.
-
-Small models have the best of three learning rates at half the compute, and
-fine-tuning the best of two, chosen on training digits alone with one more seed.
-The larger model has the one that was best in self_supervised_embedded.py.
-
-Result (68 minutes on 2 slow CPU cores, next to other work): docs/
-self_supervised.md. The distilled model shares twice as many neighbours with the
-teacher as LeJEPA's, but is not shown to be more accurate (linear +4.4 ± 7.5
-points, 95% interval); labels are better (+23.0 ± 14.6). Continuing helps (+6.3
-± 3.9); the anchor costs nothing that is shown, and less drift is left.
+A small ViT learns drawn glyphs with labels, by LeJEPA, or from the features of
+a larger one, at equal compute; the larger one also continues on other images,
+with and without an anchor. Small models have the best of three learning rates
+at half the compute, and fine-tuning the best of two, chosen on training digits
+alone with one more seed. Result (68 minutes): docs/self_supervised.md.
 
 Arguments (separated by commas):
   seeds=3    of each model

@@ -1,14 +1,9 @@
 """Does a warm-up on formal grammars help a ViT to learn images?
 
-"Procedural pretraining" (arXiv 2511.13945): 1% of the budget is spent on
-sentences of formal grammars, whose tokens are frozen random vectors instead of
-patches; then ImageNet is learned 1.7 points better. Here the sentences have 36
-tokens, as the glyphs of 24 px have patches; 1% is 5 steps, so most arms warm up
-for 10%. Controls: sentences with their tokens in random order, and as many more
-steps on images.
-
-Result: only crossing brackets are shown to help, by 2.8 ± 1.9 points; as many
-more steps on images give 4.0 ± 2.5.
+Sentences have 36 tokens, as the glyphs of 24 px have patches; 1% is 5 steps, so
+most arms warm up for 10%. Result: only crossing brackets are shown to help, by
+2.8 ± 1.9 points; as many more steps on images give 4.0 ± 2.5. See
+docs/science.md.
 """
 
 import functools
