@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from vit_jax import config, pretrained, tree
+from vit_jax.optim import optimizers
+from vit_jax.parallel import sharding
 from vit_jax.reports import page
 from vit_jax.runs import metrics
 from vit_jax.tools import convert, predict
@@ -189,6 +191,9 @@ class Sum(pooling.Pooling):
 
 # Weights format: one key map.
 KEYS = [*linear('fc1', 'pixels'), *linear('fc2', 'head')]
+
+# Kernels of heads, with the axes [D, h, dh].
+KERNELS = [('.*/memory', ['in'], ['heads', 'head_dim'])]
 
 # Parallelism: rules that shard hidden units.
 RULES = [('.*pixels/kernel', (None, 'fsdp')), ('.*head/kernel', ('fsdp',))]
@@ -412,12 +417,27 @@ def test_weights_format(folder):
   jax.tree.map(np.testing.assert_array_equal, written, arrays)
 
 
+def test_kernel(folder):
+  """Muon gets a matrix, and the mesh splits its heads."""
+  rows = importlib.import_module('mine').KERNELS
+  given = {'target': 'vit_jax.optim.optimizers.muon', 'kernels': rows}
+  rule = config.resolve({'rule': given})['rule']
+  path = 'blocks/memory/kernel'
+  params = {path: jax.ShapeDtypeStruct((3, 8, 2, 4), 'float32')}
+  axes = optimizers._matrix_axes(path, params[path], **rule.keywords)
+  assert axes == ((1,), (2, 3))
+  mesh = sharding.make_mesh(data=4, model=2)
+  split = sharding.infer(params, sharding.tensor_parallel(rows), mesh)
+  assert tuple(split[path].spec) == (None, None, 'model')
+
+
 def test_every_key_of_the_table_is_in_the_config(folder):
   """There it names a part of the package, which the tests above use."""
   table = TABLE.split('## Adding something')[1].split('\n## ')[0]
   rows = dict(re.findall(r'^\| ([a-z ]+) \|.*\| (.*) \|$', table, re.M)[1:])
   assert rows.pop('weights format').startswith('none: ')
   assert rows.pop('parallelism') == '`sharding`, `mesh`'  # when it is resumed
+  assert rows.pop('kernel').startswith('`optimizer.kernels` ')
   configs = [
     json.loads(config.load(f'{folder}/my_config.py:{model}').to_json())
     for model in ('net', 'vit')

@@ -21,10 +21,10 @@ FLOORS = (
   {'weights', 'reports'},
   {'runs', 'zoo'},
   {'config', 'data', 'optim', 'parallel', 'step'},
-  {'analysis', 'durations', 'io', 'models', 'tree'},
+  {'analysis', 'durations', 'io', 'kernels', 'models', 'tree'},
   {'meshes', 'types'},
 )
-GROUND = {'durations', 'io', 'meshes', 'tree', 'types'}
+GROUND = {'durations', 'io', 'kernels', 'meshes', 'tree', 'types'}
 # What else some of them may import: models, objectives, optimizers and
 # evaluators come from the config.
 NARROW = {

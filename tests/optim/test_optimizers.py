@@ -211,7 +211,9 @@ AXES = {'embedding/kernel': ((0, 1, 2), (3,))}
 AXES |= {'block_0/mlp/fc1/kernel': ((0,), (1,))}
 
 
-def by_hand(name, path, *, b1, b2, eps, mu_dtype, weight_decay, **muon):
+def by_hand(
+  name, path, *, b1, b2, eps, mu_dtype, weight_decay, kernels=(), **muon
+):
   """Return LAMB or Muon for one parameter, of parts of optax."""
   if name == 'muon' and path in AXES:
     axes = optax.contrib.MuonDimensionNumbers(*AXES[path])
@@ -237,7 +239,7 @@ def by_hand(name, path, *, b1, b2, eps, mu_dtype, weight_decay, **muon):
     (
       'muon',  # Jordan et al. (2024), with the RMS of Moonlight and AdamW's eps
       {'eps': 1e-8, 'momentum': 0.95, 'ns_steps': 5, 'consistent_rms': 0.2},
-      {'momentum': 0.8, 'ns_steps': 2, 'consistent_rms': None},
+      {'momentum': 0.8, 'ns_steps': 2, 'consistent_rms': None, 'kernels': []},
     ),
   ],
 )
@@ -322,6 +324,11 @@ def test_matrices_of_a_vit(scan):
       for path, sides in layer.items()
     },
   }
+
+
+def test_matrices_of_an_axial_resnet():
+  x = jax.ShapeDtypeStruct((8, 2, 4), 'float32')
+  assert optim._matrix_axes('unit1/conv2/row/key/kernel', x) == ((0,), (1, 2))
 
 
 # Optimizer: clipping, decay, frozen parameters, multipliers.

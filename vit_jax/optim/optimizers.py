@@ -27,6 +27,7 @@ import optax
 
 from vit_jax import tree
 from vit_jax.durations import Duration, Timeline, fraction
+from vit_jax.kernels import Kernels, find
 from vit_jax.optim.schedules import Schedule
 from vit_jax.types import (
   Count,
@@ -107,7 +108,8 @@ class Optimizer:
       rate over its peak, so that a step decays in proportion to the square of
       the rate (arXiv 2512.08217). timm's option of this name also squares
       the factors of `lr_multipliers` and `layer_decay`, which here count once.
-    freeze: path rules of parameters that are not trained and take no memory.
+    freeze: path rules of parameters that are not trained and have no optimizer
+      state.
     thaw: time after which they are trained, too, so that new heads warm up
       first; None: never. Until then their updates are 0, but their gradients
       count in the norm, and in the state that they begin with.
@@ -347,6 +349,7 @@ def muon(
   mu_dtype: Dtype | None = None,
   weight_decay: NonNegative = 0.0,
   mask: PyTree = None,
+  kernels: Kernels = (),
 ) -> optax.GradientTransformation:
   """Muon for kernels, AdamW for all other parameters and the head.
 
@@ -365,9 +368,11 @@ def muon(
     b1, b2: decay rates of AdamW.
     eps: added to AdamW's denominator, and to the norm that divides a matrix.
     mu_dtype, weight_decay: dtype of first moments and decoupled decay, of both.
+    kernels: rows for kernels that kernels.py does not have.
   """
   shared = {'eps': eps, 'weight_decay': weight_decay, 'mu_dtype': mu_dtype}
-  axes = functools.partial(tree.map_with_path, _matrix_axes)
+  axes_of = functools.partial(_matrix_axes, kernels=kernels)
+  axes = functools.partial(tree.map_with_path, axes_of)
   matrices = optax.contrib.muon(
     learning_rate,
     ns_steps=ns_steps,
@@ -380,20 +385,17 @@ def muon(
   rest = optax.adamw(learning_rate, b1=b1, b2=b2, mask=mask, **shared)
 
   def label(path, x):
-    return 'muon' if _matrix_axes(path, x) else 'adamw'
+    return 'muon' if axes_of(path, x) else 'adamw'
 
   labels = functools.partial(tree.map_with_path, label)
   return optax.partition({'muon': matrices, 'adamw': rest}, labels)
 
 
-def _matrix_axes(path, x):
+def _matrix_axes(path, x, kernels=()):
   """Return which axes of a kernel are inputs and outputs; else None."""
   if not re.fullmatch(r'(?!head[^/]*/).*/kernel', path):
     return None
-  # [D, h, dh] of query, key, value and gate; [h, dh, D] of attention's output,
-  # [D, M] of MLPs, [p, p, C, D] of patches and other convolutions.
-  of_heads = r'(.*/)?(query|key|value|attn/gate)/kernel'
-  outputs = 2 if re.fullmatch(of_heads, path) else 1
+  outputs = len(find(path, kernels).outputs)
   axes = tuple(range(int(tree.is_stacked([path])), x.ndim))
   return optax.contrib.MuonDimensionNumbers(axes[:-outputs], axes[-outputs:])
 

@@ -25,6 +25,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
+from vit_jax.kernels import KERNELS, Kernels
 from vit_jax.meshes import batch_axes, is_model_axis
 from vit_jax.types import Expect, PyTree, UserError
 
@@ -208,31 +209,26 @@ def rules_for(mesh: Mesh) -> Rules:
   return fsdp(others=rules) if mesh.shape.get('fsdp', 1) > 1 else rules
 
 
-# Megatron's split: each device has some of the heads, or of the hidden units,
-# of a layer, so that the two products of a branch need one sum over devices.
-# Dimensions count from the end, because scanned layers have one more in front.
-_TENSOR = (  # path rule, dimensions of the parameter, which of them is split
-  ('(.*/)?attn/(query|key|value|gate)/kernel', 3, -2),  # [D, h, dh]
-  ('(.*/)?attn/(query|key|value)/bias', 2, -2),  # [h, dh]
-  ('(.*/)?attn/out/kernel', 3, -3),  # [h, dh, D]; its bias is added once
-  ('(.*/)?(mlp|.*_mixing)/(fc1|gate)/kernel', 2, -1),  # [D, M]
-  ('(.*/)?(mlp|.*_mixing)/(fc1|gate)/bias', 1, -1),  # [M]
-  ('(.*/)?(mlp|.*_mixing)/fc2/kernel', 2, -2),  # [M, D]
-)
+def tensor_parallel(more: Kernels = ()) -> Rules:
+  """Return rules that split attention by heads and MLPs by hidden units.
+
+  This is Megatron's split: the two products of a branch need one sum over
+  devices. `more` has rows for kernels that kernels.py does not have.
+  """
+  rules: list[Any] = []
+  for layers, inputs, outputs in (*more, *KERNELS):
+    axes = functools.partial(_split, (*inputs, *outputs))
+    rules.append((f'{layers}/kernel', axes))
+    rules.append((f'{layers}/bias', functools.partial(_split, outputs)))
+  return rules
 
 
-def tensor_parallel() -> Rules:
-  """Return rules that split attention by heads and MLPs by hidden units."""
-  return [(path, functools.partial(_split, *dims)) for path, *dims in _TENSOR]
-
-
-def _split(ndim, split_dim, path, shape, mesh):
-  of_layer = shape[tree.is_stacked([path]) :]
-  if len(of_layer) != ndim or of_layer == (1,):
+def _split(axes, path, shape, mesh):
+  stacked = [None] * tree.is_stacked([path])
+  of_layer = shape[len(stacked) :]
+  if len(of_layer) != len(axes) or of_layer == (1,):
     return ()  # Adafactor keeps a row, a column, or one number
-  spec: list[Any] = [None] * len(shape)
-  spec[split_dim] = 'model'
-  return spec
+  return stacked + ['model' if x in ('heads', 'hidden') else None for x in axes]
 
 
 def fsdp(*, min_elements: int = 2**14, others: Rules = ()) -> Rules:

@@ -1,6 +1,7 @@
 """Stable rank of the gradients of a training run, by kernel."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
+from vit_jax.kernels import find
 from vit_jax.parallel import sharding
 from vit_jax.step import as_objective
 from vit_jax.types import MakeObjective, Params, Preprocess, UserError
@@ -55,9 +57,8 @@ class StableRank:
     found = {}
     for path, grad in tree.unstack_blocks(tree.flatten(grads)).items():
       if path.startswith('block_') and path.endswith('/kernel'):
-        # [D, h, dh] of query, key and value; [h, dh, D] of the projection.
-        is_out = path.endswith('out/kernel')
-        shape = (-1, grad.shape[-1]) if is_out else (len(grad), -1)
-        values = np.linalg.svd(grad.reshape(shape), compute_uv=False)
+        outputs = grad.shape[-len(find(path).outputs) :]
+        matrix = grad.reshape(-1, math.prod(outputs))
+        values = np.linalg.svd(matrix, compute_uv=False)
         found[path] = float(np.sum(values**2) / max(values[0] ** 2, 1e-30))
     return found

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import config
+from vit_jax.kernels import sizes
 from vit_jax.models import pooling
 from vit_jax.models.dense import BlockOptions, SwiGlu
 from vit_jax.models.mixer import MlpMixer
@@ -172,8 +173,8 @@ def _facts(params):
   facts |= {'width': width, 'depth': depth, 'embedding': embedding}
   if 'block_0/token_mixing/fc1/kernel' in params:
     return MlpMixer, facts | {
-      f'{mixed}s_mlp_dim': shape[f'block_0/{mixed}_mixing/fc1/kernel'][1]
-      for mixed in ('token', 'channel')
+      f'{x}s_mlp_dim': sizes(params, f'block_0/{x}_mixing/fc1/kernel')['hidden']
+      for x in ('token', 'channel')
     }
   norm = params.get('block_0/attn/query_norm/scale')
   names = 'query', 'key', 'value', 'out'
@@ -181,7 +182,7 @@ def _facts(params):
   biased += ['mlp'] if 'block_0/mlp/fc1/bias' in params else []
   subs = [x for x in ('attn', 'mlp') if f'block_0/{x}/norm/scale' in params]
   facts |= {
-    'mlp_dim': shape['block_0/mlp/fc1/kernel'][1],
+    'mlp_dim': sizes(params, 'block_0/mlp/fc1/kernel')['hidden'],
     'block.layerscale_init': 1e-5 if 'block_0/ls1' in params else None,
     'block.qk_norm': norm is not None,
     'block.gate': 'block_0/attn/gate/kernel' in params,
@@ -199,9 +200,8 @@ def _facts(params):
     facts['pooling.norm'] = None
   if head is not None:
     facts['head.bias'] = bool({'head/bias', 'head/cls/bias'} & params.keys())
-  query = shape['block_0/attn/query/kernel']
-  if len(query) == 3:
-    facts['num_heads'] = query[1]
+  if query := sizes(params, 'block_0/attn/query/kernel'):
+    facts['num_heads'] = query['heads']
   elif norm is not None:
     facts['num_heads'] = width // norm.size
   if 'cls' in params:
