@@ -143,9 +143,9 @@ def make(
 
   described = with_num_classes(settings.model, examples.num_classes)
   model = choose(described, images)
-  objective = as_objective(
-    compiled.reuse(settings.objective, model, preprocess=settings.preprocess)
-  ).of_run(timeline, images)
+  fn = compiled.reuse(settings.objective, model, preprocess=settings.preprocess)
+  objective = compiled.reuse(as_objective, fn)
+  objective = compiled.reuse(objective.of_run, timeline, images)
   _check(objective, settings)
   teacher_shapes = []
   if teacher := objective.teacher:

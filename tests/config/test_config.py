@@ -117,6 +117,9 @@ def test_a_default_is_the_schema_too():
   assert call(preprocess={'mean': 1.0})['preprocess'] == Normalize(mean=1.0)
   with pytest.raises(ConfigError, match=r"preprocess\.men: .*mean 'mean'"):
     call(preprocess={'men': 1.0})
+  # With a target, the annotation counts: a function is called later.
+  later = call(preprocess={'target': here('loss')})['preprocess']
+  assert later(1, preprocess=2) == ('loss', 1, 2, 0.0)
 
 
 def test_what_lacks_arguments_becomes_a_partial():

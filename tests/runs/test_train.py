@@ -14,7 +14,7 @@ import optax
 import pytest
 from options import all_set, note_choices
 
-from vit_jax.config import Provenance
+from vit_jax.config import Partial, Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.data.sources.digits import Digits
 from vit_jax.data.transforms import Resize
@@ -347,7 +347,11 @@ def test_what_is_not_finite_is_never_the_best(tmp_path, capsys, bad):
 COMPILED = '/jax/core/compile/backend_compile_duration'
 
 
-def test_a_run_compiles_its_step_once(tmp_path):
+def smooth(model, *, preprocess, options):
+  return softmax_xent(model, preprocess=preprocess, **options)
+
+
+def test_two_runs_with_a_dict_compile_one_step(tmp_path):
   found = []
 
   def note(event, _, **kwargs):
@@ -356,7 +360,9 @@ def test_a_run_compiles_its_step_once(tmp_path):
 
   jax.monitoring.register_event_duration_secs_listener(note)
   try:
-    run(tmp_path, optimizer=Optimizer(optax.adam), total=steps(2))
+    for name in 'ab':
+      loss = Partial(smooth, options={'label_smoothing': 0.1})
+      run(tmp_path / name, objective=loss, total=steps(2))
   finally:
     jax.monitoring.unregister_event_duration_listener(note)
   assert found.count('jit(train_step)') == 1

@@ -15,7 +15,7 @@ can be imported, from any package. Five rules turn a config into objects:
   fields and a target with its keywords stand in one flat dict, as in
   `evals.test = dict(target=..., data=..., every_steps=1000)`.
 - `every_steps=1000` sets a parameter `every` to Duration(1000, 'steps'); the
-  units are those of optim/schedules.py.
+  units are those of durations.py.
 
 All keys are checked before anything is called, so that a typo costs nothing.
 """

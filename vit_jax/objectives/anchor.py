@@ -40,7 +40,7 @@ from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 
 
-@dataclasses.dataclass  # not frozen, see FrozenTeacher
+@dataclasses.dataclass(eq=False)  # see FrozenTeacher
 class Start(FrozenModel):
   """The weights that a run starts from, as the model of the run reads them.
 

@@ -76,7 +76,7 @@ class FrozenModel:
     return jax.tree.map(place, params, abstract_params)
 
 
-@dataclasses.dataclass  # not frozen: runs never share what an old file said
+@dataclasses.dataclass(eq=False)  # runs never share what an old file said
 class FrozenTeacher(FrozenModel):
   """A model and its parameters, from a weights file.
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from vit_jax.config import Partial
 from vit_jax.io import terminal
 from vit_jax.parallel import sharding
 from vit_jax.types import Model, PyTree, UserError
@@ -24,16 +25,12 @@ def reuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
   So runs of a study that train the same model share their compiled programs.
   """
-  try:
-    hash((fn, args, tuple(kwargs.values())))
-  except TypeError:
-    return fn(*args, **kwargs)
-  return _call(fn, *args, **kwargs)
+  return _call(Partial(fn, *args, **kwargs))
 
 
 @functools.lru_cache(maxsize=8)
-def _call(fn, *args, **kwargs):
-  return fn(*args, **kwargs)
+def _call(call):
+  return call.func(*call.args, **call.keywords)
 
 
 def forget() -> None:
