@@ -37,6 +37,7 @@ def get_config():
     logging=dict(every_steps=3),
     accum_steps=2,
     ema=dict(decay=0.9),
+    probes=dict(h=dict(target='vit_jax.probes.Histograms', every_steps=4)),
     model=dict(target='vit_jax.models.vit.VisionTransformer', width=32,
                depth=2, mlp_dim=64, num_heads=2,
                embedding=dict(patch_size=4), dropout=0.2,
@@ -290,15 +291,15 @@ def difference(one: pathlib.Path, other: pathlib.Path) -> str:
   return ''
 
 
-def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
-  """Return {name: [(step, value)]} as TensorBoard shows them.
+def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, Any]]]:
+  """Return {name: [(step, value or counts)]} as TensorBoard shows them.
 
   Each start of a run writes its first step, and TensorBoard drops earlier
   events from that step on. Scalars that depend on the clock are left out.
   """
   from tensorboardX.proto import event_pb2
 
-  found: dict[str, list[tuple[int, float]]] = {}
+  found: dict[str, list[tuple[int, Any]]] = {}
   for file in sorted(workdir.glob('events.out.tfevents.*')):
     data = file.read_bytes()
     while len(data) >= 12:  # length, checksum, event, checksum
@@ -311,7 +312,8 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
         for events in found.values():
           events[:] = [each for each in events if each[0] < event.step]
       for value in event.summary.value:
-        found.setdefault(value.tag, []).append((event.step, value.simple_value))
+        number = [*value.histo.bucket] or value.simple_value
+        found.setdefault(value.tag, []).append((event.step, number))
   return {
     name: events
     for name, events in found.items()

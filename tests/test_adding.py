@@ -143,6 +143,10 @@ def scaled(model, *, preprocess, objective, factor):
   inner = objective(model, preprocess=preprocess)
   return Scaled(inner=inner, factor=factor)
 
+def length(*, grads, **others):
+  """Probe: the norm of all gradients."""
+  return {'grads': optax.tree.norm(grads)}
+
 def brier(model, *, preprocess):
   """Objective: squared error of the probabilities."""
 
@@ -229,6 +233,7 @@ def get_config(model):
     'optimizer': {'target': 'mine.signs', 'optimizer': adamw},
     'schedule': {'lr': 0.01, 'decay': 'constant'},
     'total_steps': 2,
+    'probes': {'top': {'target': 'mine.length', 'every_steps': 1}},
     'evals': evaluators(data),
     'logging': {
       'every_steps': 1,
@@ -313,6 +318,12 @@ def test_resume_and_shard(run, folder):
   allowed = ['total_steps']
   resumed = train(folder, model, workdir, *more, allow_changes=allowed)
   assert resumed.step == 3
+  records = metrics.read_records(workdir)
+  norms = [
+    [(r['step'], r[key]) for r in records if key in r]
+    for key in ('train/grad_norm', 'train/probes/top/grads')
+  ]
+  assert norms[0] == norms[1] and len(norms[0]) == 3
   (parameter,) = [
     value
     for path, value in tree.flatten(resumed.params).items()

@@ -20,7 +20,7 @@ FLOORS = (
   {'objectives', 'pretrained', 'main', 'study', 'science'},
   {'weights', 'reports'},
   {'runs', 'zoo'},
-  {'config', 'data', 'optim', 'parallel', 'step'},
+  {'config', 'data', 'optim', 'parallel', 'probes', 'step'},
   {'analysis', 'durations', 'io', 'kernels', 'models', 'tree'},
   {'meshes', 'types'},
 )
@@ -35,14 +35,15 @@ NARROW = {
   'data': set(),
   'config': set(),
   'parallel': set(),
+  'probes': set(),
   'setup': {
     *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
-    *('optim.', 'parallel.', 'runs.compiled', 'step'),
+    *('optim.', 'parallel.', 'probes', 'runs.compiled', 'step'),
   },
   'train': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
     *('models.dense', 'optim.', 'parallel.', 'reports.', 'runs.', 'setup'),
-    *('step', 'weights.'),
+    *('probes', 'step', 'weights.'),
   },
   'evaluate': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),

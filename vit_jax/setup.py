@@ -17,6 +17,7 @@ from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import Rules
+from vit_jax.probes import Probe
 from vit_jax.runs import compiled
 from vit_jax.step import (
   Objective,
@@ -48,6 +49,10 @@ class Settings:
   preprocess: Preprocess
   accum_steps: Count
   ema: Ema | None
+
+  @classmethod
+  def of(cls, arguments: Mapping[str, Any]) -> 'Settings':
+    return cls(**{x.name: arguments[x.name] for x in dataclasses.fields(cls)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,7 @@ def make(
   mesh: Any,
   rules: Rules | None,
   choose: Callable[..., Model],
+  probes: Mapping[str, Probe] | None = None,
 ) -> Setup:
   """Return the Setup of a run.
 
@@ -169,6 +175,7 @@ def make(
     rules=rules,
     accum_steps=accum_steps,
     ema_weight=settings.ema,
+    probes={k: Partial(x, timeline) for k, x in (probes or {}).items()},
   )
   batch = compiled.batch_shapes(examples.first, batch_size, mesh)
   return Setup(
@@ -207,14 +214,14 @@ def make_step(
   make_tx: Callable[[Params], Any],
   mesh: Any,
   rules: Rules | None = None,
-  accum_steps: int = 1,
   ema_weight: Callable[[jax.Array], Any] | None = None,
+  **options: Any,
 ) -> tuple[Callable[..., TrainState], TrainState, Any]:
   """Return (init, abstract_state, step_fn) of `train_step`.
 
   They are rng -> TrainState; ShapeDtypeStructs with shardings; and the jitted
   step. `make_tx` makes the optax transformation for parameters; rules of None
-  are `sharding.rules_for(mesh)`.
+  are `sharding.rules_for(mesh)`; other options are those of `train_step`.
   """
   ema_weight = as_objective(loss_fn).ema_weight or ema_weight
   init = functools.partial(
@@ -232,8 +239,8 @@ def make_step(
     train_step,
     loss_fn=loss_fn,
     tx=make_tx(abstract_state.params),
-    accum_steps=accum_steps,
     ema_weight=ema_weight,
+    **options,
   )
   outputs = (shardings, sharding.replicated(mesh))
   # Costly passes take longer than they save in a program that runs once.

@@ -1,7 +1,7 @@
 """One training step, and what it asks of an objective; train.py has a run."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -157,6 +157,7 @@ def train_step(
   tx: optax.GradientTransformation,
   accum_steps: int = 1,
   ema_weight: Callable[[jax.Array], Any] | None = None,
+  probes: Mapping[str, Callable[..., Any]] | None = None,
 ) -> tuple[TrainState, Metrics]:
   """Make one update.
 
@@ -167,6 +168,7 @@ def train_step(
     accum_steps: number of micro-batches that a batch is cut into, to save
       memory; the result is the gradient of the whole batch.
     ema_weight: see `optim.schedules.Ema`; None: the state has no EMA.
+    probes: see probes.py; what they return is metrics['probes'].
 
   Returns:
     (TrainState, {name: scalar}); 'grad_norm' is the global norm of all
@@ -189,6 +191,10 @@ def train_step(
   if ema_weight is not None:
     ema = optax.incremental_update(params, ema, ema_weight(state.step))
   metrics |= {'grad_norm': optax.tree.norm(grads)}
+  if probes:
+    seen = {'params': state.params, 'grads': grads, 'updates': updates}
+    found = {k: fn(step=state.step + 1, **seen) for k, fn in probes.items()}
+    metrics |= {'probes': found}
   fixed = params, opt_state, state.rng, ema
   state = TrainState(state.step + 1, *fixed, *carried)
   return state, metrics

@@ -28,6 +28,7 @@ from vit_jax.parallel.sharding import (
   replicated,
   this_process,
 )
+from vit_jax.probes import Probe
 from vit_jax.reports import confusion, page, sheets
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
@@ -84,6 +85,7 @@ def train(
   sharding: Annotated[Rules | None, HARMLESS] = None,
   accum_steps: Count = 1,
   ema: Ema | None = None,
+  probes: Mapping[str, Probe] | None = None,
   seed: KeySeed = 0,
   logging: Annotated[Logging, HARMLESS] = Logging(),
   provenance: Provenance | None = None,
@@ -109,6 +111,7 @@ def train(
     sharding: rules, see sharding.infer; None: rules that follow from the mesh.
     accum_steps: micro-batches per step, to save memory; same result.
     ema: EMA of the parameters, used by evaluators and saved; None: no EMA.
+    probes: what steps show of their gradients, see probes.py.
     seed: seed for initialisation, data order, augmentation and dropout.
     logging: records of metrics, their writers, and traces.
     provenance: the config that the arguments are from; None: there is none.
@@ -126,16 +129,7 @@ def train(
 
   # 1. Is this the same run as before, if there was one?
   provenance = provenance or Provenance()
-  settings = Settings(
-    model=model,
-    objective=objective,
-    optimizer=optimizer,
-    schedule=schedule,
-    total=total,
-    preprocess=preprocess,
-    accum_steps=accum_steps,
-    ema=ema,
-  )
+  settings = Settings.of(locals())
   parts = {'data': data, 'evals': evals, 'init_from': init_from, 'seed': seed}
   parts |= vars(settings)
   workdirs.make(workdir, 'train', parts)
@@ -147,7 +141,7 @@ def train(
   mesh, examples = mesh.make(), Examples.of(data)
   choices = workdirs.read(workdir, 'attention.json')
   choose = Chooser(data.batch_size // accum_steps, mesh, choices, terminal.say)
-  ready = setup.make(settings, examples, mesh, sharding, choose)
+  ready = setup.make(settings, examples, mesh, sharding, choose, probes)
   timeline, total_steps = ready.timeline, ready.total_steps
 
   # 3. Evaluators open their data now, not after a day of training.

@@ -318,6 +318,12 @@ def test_charts_have_a_line_for_each_split():
   assert [x['title'] for x in others] == ['val/accuracy (%)', 'val/loss']
   wide = [{'step': i, 'train/loss': 10.0**-i} for i in range(5)]
   assert charts.of_run(wide, KINDS)[0]['log']
+  paths = [f'train/probes/n/grads/{x}/kernel' for x in ('block_0/fc1', 'head')]
+  probed = [{'step': i, **dict.fromkeys(paths, 1.0)} for i in (1, 2)]
+  found = charts.of_run(probed, OF_A_RUN)
+  title = 'n/grads/head/kernel'
+  lines = [(x['title'], *x['lines']) for x in found]
+  assert lines == [('n/grads/fc1/kernel', 'block_0'), (title, title)]
 
 
 def test_seeds_are_a_mean_and_a_band():

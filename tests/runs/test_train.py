@@ -26,6 +26,7 @@ from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
+from vit_jax.probes import Histograms, Norms, Probe
 from vit_jax.reports import confusion
 from vit_jax.runs import compiled, metrics, workdirs
 from vit_jax.runs.checkpoint import Checkpoints, load_params
@@ -190,7 +191,7 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
     run = lambda params: {'score': params['Dense_0']['bias'][0]}  # noqa: E731
     return types.SimpleNamespace(**made, run=run)
 
-  trust = (__name__,)
+  trust, norms = (__name__,), Norms()
   options = {
     'workdir': new,
     'model': model,
@@ -207,6 +208,7 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
     'sharding': [('.*/kernel', ('fsdp',))],
     'accum_steps': 2,
     'ema': Ema(0.5),
+    'probes': {'n': Probe(norms, steps(1)), 'h': Probe(Histograms('updates'))},
     'seed': 3,
     'logging': Logging(every=steps(1), writers={'spy': spy}),
     'provenance': Provenance({'a': 1}, {'b': 2}),
@@ -235,13 +237,18 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
   state.params['Dense_0']['bias'] = jnp.asarray(bias)
   state.ema = jax.tree.map(jnp.copy, state.params)
   step = functools.partial(train_step, loss_fn=loss_fn, accum_steps=2)
+  step = functools.partial(step, probes={'n': norms})
   step = functools.partial(step, tx=make_tx(state.params), ema_weight=Ema(0.5))
   batches = options['data'].train_batches(seed=3)
   records = [r for r in read_records(new) if 'train/loss' in r]
+  name = 'train/probes/n/grads/Dense_0/kernel'
+  seen = [*zip(steps_of(new, name), steps_of(new, name, of=name), strict=True)]
   for i, record in enumerate(records):
     state, metrics = jax.jit(step)(state, next(batches))
     assert record['train/loss'] == pytest.approx(float(metrics['loss']), 1e-5)
     assert record['train/lr'] == pytest.approx(0.5 - 0.25 * i)
+    (norm,) = metrics['probes']['n'].values()
+    assert seen[i] == (i + 1, pytest.approx(float(norm), rel=1e-5))
     # Three forward passes, each of 64 x 10 multiply-adds for an image.
     flops = 3 * 16 * 2 * 64 * 10
     assert record['exaflops'] * 1e18 == pytest.approx((i + 1) * flops)
@@ -257,6 +264,8 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
   assert made['mesh'].shape == {'data': 2, 'fsdp': 2, 'model': 2}
   assert workdirs.steps(new / 'checkpoints') == [1, 2]  # best and last
   assert spy.start.call_args.args[1] == {'a': 1} and spy.close.called
+  (((step, counts), _),) = spy.histograms.call_args_list
+  assert [step, *(x.sum() for x in counts.values())] == [2, 640]
   assert records[0]['seconds/setup'] > 0.01  # since the call of train
   assert chosen[-1] == (16 / 2, 8, {'case': 'xla'}, model, (1, 8, 8, 1), True)
   assert written.call_args.kwargs == {'class_names': list('0123456789')}

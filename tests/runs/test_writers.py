@@ -4,8 +4,10 @@ import importlib.util
 import json
 import time
 
+import numpy as np
 import pytest
 
+from vit_jax.probes import EDGES
 from vit_jax.runs.metrics import Writer, read_records
 from vit_jax.runs.writers import MLflow, WandB
 
@@ -23,7 +25,8 @@ def run_twice(workdir, make, between=lambda: None):
   for start, steps in ((0, (2, 4)), (2, (4, 6))):
     writer = Writer(workdir, start, writers={'x': make()}, config=CONFIG)
     for step in steps:
-      writer.write(step, {'train/loss': step + start, 'val/class/a,b': 0.5})
+      values = {'train/loss': step + start, 'val/class/a,b': 0.5}
+      writer.write(step, values | {'grads': np.ones(len(EDGES) - 1, int)})
     writer.close()
     between()
   assert [r['step'] for r in read_records(workdir)] == [2, 4, 6]
@@ -48,6 +51,7 @@ def test_mlflow_continues_its_run(tmp_path, monkeypatch):
   found = [(m.step, m.value) for m in history]
   assert found == [(2, 2), (4, 4), (4, 6), (6, 8)]
   assert run.data.metrics['val/class/a_b'] == 0.5
+  assert run.data.metrics['grads/p95'] == EDGES[77]
 
 
 @needs('mlflow')

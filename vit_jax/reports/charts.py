@@ -2,6 +2,7 @@
 
 import collections
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from vit_jax.reports.curves import band
 from vit_jax.types import Kind, Kinds, kind_of
 
-_GROUPS = 'Results', 'Optimizer', 'Speed and memory'  # in this order
+_GROUPS = 'Results', 'Optimizer', 'Layers', 'Speed and memory'  # in this order
 _POINTS = 40_000  # of a chart, at most
 POINTS = 1000  # of a line, at most; more than its pixels
 
@@ -24,6 +25,9 @@ def of_run(records: Records, kinds: Kinds) -> list[dict[str, Any]]:
   known: dict[str, Kind] = {}
   for name, curve in _drawn(records, kinds):
     split, _, stem = name.rpartition('/')
+    if kind_of(name, kinds).group == 'Layers':  # a line for each layer
+      split = ''.join(re.findall(r'block_\d+', name))
+      stem = re.sub(r'^train/probes/|block_\d+/', '', name)
     found[stem][split or stem] = [curve]
     known.setdefault(stem, kind_of(name, kinds))
   return _charts(found, known)

@@ -104,7 +104,8 @@ def _rows(columns):
 def _shown_metrics(run):
   """Return the metrics that charts and tables show."""
   kinds = {x: kind_of(x, run.kinds) for x in run.last if x != 'time'}
-  return [x for x, kind in kinds.items() if kind.group and not kind.detail]
+  kinds = {x: y for x, y in kinds.items() if y.group not in ('', 'Layers')}
+  return [x for x, kind in kinds.items() if not kind.detail]
 
 
 def _read(workdir):

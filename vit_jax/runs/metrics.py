@@ -31,6 +31,7 @@ from vit_jax.durations import Interval, Timeline, fraction
 from vit_jax.io import terminal
 from vit_jax.io.files import is_local, write_atomically
 from vit_jax.parallel.sharding import in_host_memory, replicated
+from vit_jax.probes import EDGES
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.writers import MetricsWriter
 from vit_jax.types import ACCOUNT, LOSS, Kind, Kinds, PathLike, UserError
@@ -42,6 +43,7 @@ OF_A_RUN = {
   'train/loss': dataclasses.replace(LOSS, heading='loss'),
   'train/lr': Kind(group='Optimizer', heading='lr', form='{:.2e}'),
   'train/grad_norm': Kind(group='Optimizer', heading='grad', form='{:.3g}'),
+  'train/probes/': Kind(group='Layers'),
   'images_per_s': _SPEED(better='higher', heading='img/s', form='{:,.0f}'),
   'mfu': _SPEED('%', 'higher', form='{:.1%}'),
   'data_wait': _SPEED('%', 'lower', heading='data wait', form='{:.0%}'),
@@ -244,8 +246,7 @@ class Monitor:
     )
     self._terminal = terminal.Terminal(start_step, self._total_steps, known)
     carried = carried or {}
-    self._sums: dict[str, float] = collections.defaultdict(float)
-    self._sums |= carried.get('sums', {})
+    self._sums: Any = collections.Counter(carried.get('sums', {}))
     self._logged = carried.get('logged', start_step)
     self._stopwatch = stopwatch or Stopwatch()
     for phase, seconds in carried.get('seconds', {}).items():
@@ -338,13 +339,19 @@ class Monitor:
     if pending is None:
       return
     step, metrics, skipped = pending
+    probes = metrics.get('probes', {})
+    seen = {k: x for k, (due, x) in probes.items() if jax.device_get(due)}
+    seen = jax.device_get(tree.flatten({'train': {'probes': seen}}))
+    metrics = {k: v for k, v in metrics.items() if k != 'probes'}
     values = {k: float(v) for k, v in jax.device_get(metrics).items()}
-    bad = {k: v for k, v in values.items() if not math.isfinite(v)}
-    if bad:
-      shown = ', '.join(f'{k}={v}' for k, v in bad.items())
+    both = [*values.items(), *seen.items()]
+    if bad := [f'{k}={v}' for k, v in both if not np.isfinite(v).all()]:
+      shown = ', '.join(bad[:3]) + ', ...' * (len(bad) > 3)
       raise NonFiniteError(f'{shown} in step {step} of {self._total_steps}.')
-    for name, value in values.items():
-      self._sums[name] += value
+    self._sums.update(values)
+    if seen:
+      self._before_write()
+      self._writer.write(step, seen)
     self._terminal.advance(step)
     if step % self._log_every == 0 or step == self._total_steps:
       self._log(step, skipped)
@@ -455,9 +462,19 @@ class Writer:
       if start := getattr(writer, 'start', None):
         start(epath.Path(workdir), config or {})
 
-  def write(self, step: int, record: Mapping[str, float]) -> None:
+  def write(self, step: int, record: Mapping[str, Any]) -> None:
     if not self._active:
       return
+    counts = {k: x for k, x in record.items() if np.ndim(x)}
+    record = {k: x for k, x in record.items() if k not in counts}
+    for name, n in counts.items():
+      some, x = np.flatnonzero(n), (EDGES[1:] + EDGES[:-1]) / 2
+      ends = EDGES[some[0]], EDGES[some[-1] + 1]
+      sums = n.sum(), n @ x, n @ x**2
+      self._events.add_histogram_raw(name, *ends, *sums, EDGES[1:], n, step)
+      for p in (5, 50, 95):
+        i = np.searchsorted(n.cumsum(), p / 100 * n.sum())
+        record[f'{name}/p{p}'] = float(EDGES[i + 1])
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     line = _line({'step': step, 'time': now, **record})
     if is_local(self._path):
@@ -469,6 +486,8 @@ class Writer:
     for name, value in record.items():
       self._events.add_scalar(name, value, step)
     self._each('write', step, record)
+    if counts:
+      self._each('histograms', step, counts)
 
   def _each(self, method, *args):
     for name, writer in self._writers.items():

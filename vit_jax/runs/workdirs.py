@@ -47,8 +47,8 @@ _PACKAGES = (
   *('datasets', 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin', 'vit_jax'),
 )
 
-# Evaluators do not change the training: batches may become smaller.
-_HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size')
+# Evaluators, whose batches may become smaller, and probes change no training.
+_HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size|probes\b.*')
 
 # What results depend on: 'config' is {key: JSON value} of the arguments, 'data'
 # {key: value} of the fingerprints of the sources.

@@ -22,6 +22,7 @@ from etils import epath
 
 from vit_jax.config import walk
 from vit_jax.io.files import is_local
+from vit_jax.probes import EDGES
 from vit_jax.runs import workdirs
 from vit_jax.types import PathLike
 
@@ -32,6 +33,7 @@ class MetricsWriter(typing.Protocol):
   Optional methods:
     start(workdir, config): called before the first `write` of each process,
       with the JSON values of the config.
+    histograms(step, counts): {name: counts in the bins between probes.EDGES}.
     close(): the run has ended. During an error, sys.exception() returns it.
   """
 
@@ -77,6 +79,12 @@ class WandB:
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     self._run.log({'step': step, **values})
+
+  def histograms(self, step: int, counts: Mapping[str, Any]) -> None:
+    from wandb import Histogram
+
+    made = {k: Histogram(np_histogram=(n, EDGES)) for k, n in counts.items()}
+    self._run.log({'step': step, **made})
 
   def close(self) -> None:
     self._run.finish(exit_code=1 if sys.exception() else 0)

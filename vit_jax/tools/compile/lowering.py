@@ -1,6 +1,5 @@
 """The train step of a config, lowered for devices that need not be there."""
 
-import dataclasses
 import functools
 import inspect
 import os
@@ -89,10 +88,9 @@ def lower(
     first={**example, 'label': np.int32(0)},
     num_classes=num_classes if given is None else None,
   )
-  names = [field.name for field in dataclasses.fields(setup.Settings)]
-  settings = setup.Settings(**{name: getattr(run, name) for name in names})
+  settings = setup.Settings.of(vars(run))
   choose = functools.partial(_with_attention, mesh=mesh)
-  ready = setup.make(settings, examples, mesh, run.sharding, choose)
+  ready = setup.make(settings, examples, mesh, run.sharding, choose, run.probes)
   model = ready.model
   with jax.set_mesh(mesh):
     lowered = ready.step.lower(*ready.shapes)
