@@ -160,6 +160,11 @@ def brier(model, *, preprocess):
 
   return loss_fn
 
+def certainty(seen, *, power):
+  """Term: how certain the model is."""
+  logits = seen.features['image']['logits']
+  return jax.nn.softmax(logits).max(-1) ** power
+
 def signs(learning_rate, *, optimizer, mask=None):
   """Optimizer that wraps an optimizer: the signs of its updates."""
   inner = optimizer(1.0, mask=mask)
@@ -221,15 +226,22 @@ def get_config(model):
     'posemb': {'target': 'mine.Rows', 'std': 0.1},
     'pooling': {'target': 'mine.Sum'},
   }
-  return ml_collections.ConfigDict({
-    'run': 'vit_jax.train.train',
-    'model': {'vit': vit, 'net': {'target': 'mine.Net', 'width': 8}}[model],
-    'data': data,
-    'objective': {
+  objective = {
+    'vit': {
       'target': 'mine.scaled',
       'factor': 2.0,
       'objective': {'target': 'mine.brier'},
     },
+    'net': {
+      'target': 'vit_jax.objectives.classification.softmax_xent',
+      'terms': {'sure': {'target': 'mine.certainty', 'power': 2}},
+    },
+  }
+  return ml_collections.ConfigDict({
+    'run': 'vit_jax.train.train',
+    'model': {'vit': vit, 'net': {'target': 'mine.Net', 'width': 8}}[model],
+    'data': data,
+    'objective': objective[model],
     'optimizer': {'target': 'mine.signs', 'optimizer': adamw},
     'schedule': {'lr': 0.01, 'decay': 'constant'},
     'total_steps': 2,
@@ -300,6 +312,9 @@ def test_train_with_every_part(run):
   assert seen == {'seen/devices': 24, 'seen/black': -1.0, 'seen/classes': 2}
   losses = [r for r in records if 'train/loss' in r]
   for record in losses:
+    if model == 'net':
+      assert 0.2 < record['train/sure'] < 1
+      continue
     scaled = 2 * record['train/loss']
     np.testing.assert_allclose(record['train/scaled'], scaled, rtol=1e-6)
   total = sum(record['train/loss'] for record in losses)

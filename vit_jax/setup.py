@@ -198,9 +198,11 @@ def _check(objective, settings):
       f'ema={settings.ema}, but the teacher of this objective is an EMA with a '
       'momentum of its own. Leave ema out, and set --config.objective.momentum.'
     )
-  if settings.accum_steps > 1 and objective.whole_batch:
+  compare = [k for k, x in objective.terms.items() if x.whole_batch]
+  if settings.accum_steps > 1 and (compare or objective.whole_batch):
+    what = f'the term {compare[0]!r}' if compare else 'the loss'
     raise UserError(
-      f'accum_steps={settings.accum_steps}, but the loss of this objective '
+      f'accum_steps={settings.accum_steps}, but {what} of this objective '
       'compares all images of a batch. Leave accum_steps out, and use a '
       'smaller batch.'
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from vit_jax.types import (
   LossFn,
   Metrics,
   Model,
+  NonNegative,
   Outputs,
   Params,
   UserError,
@@ -58,6 +60,39 @@ class Context(NamedTuple):
   teacher: Any = None
 
 
+class Seen(NamedTuple):
+  """The arguments of a call, and the student's features by view and name."""
+
+  params: Params
+  batch: Batch
+  rng: Array
+  context: Context
+  features: dict[str, dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+  """An addition to a loss, whose value is a metric.
+
+  Attributes:
+    fn: function Seen -> array, whose mean counts. With an attribute
+      `whole_batch` of True it is not a mean over micro-batches. In a config,
+      the `target`.
+    weight: its factor in the loss; 0: a metric only.
+  """
+
+  fn: Callable[..., Any] = dataclasses.field(metadata={'rest': True})
+  weight: NonNegative = 1.0
+
+  @property
+  def whole_batch(self) -> bool:
+    fn = getattr(self.fn, 'func', self.fn)  # that of a partial
+    return getattr(fn, 'whole_batch', False)
+
+
+Terms = Mapping[str, Term]  # by the name of the metric
+
+
 class Objective:
   """A loss of a model, made by a factory (model, *, preprocess) -> Objective.
 
@@ -71,6 +106,7 @@ class Objective:
       another model are an argument of the step.
     ema_weight: function step -> weight of the EMA, see optim.schedules.Ema;
       None: the run decides whether there is an EMA.
+    terms: what a config adds to its loss, see OfFeatures.
     kinds: what its metrics are.
   """
 
@@ -78,6 +114,7 @@ class Objective:
   whole_batch: bool = False
   teacher: Any = None
   ema_weight: Callable[[jax.Array], Any] | None = None
+  terms: Terms = MappingProxyType({})
   kinds: ClassVar[Kinds] = {'loss': LOSS, 'accuracy': RATE}
 
   def __call__(
@@ -116,6 +153,41 @@ class Objective:
   ) -> dict[str, jax.Array]:
     """Return {title: uint8 [n, k, H, W, C]}: n rows of k images of a batch."""
     return {}
+
+
+class OfFeatures(Objective):
+  """An objective that computes features once, for its loss and its terms."""
+
+  def encode(
+    self, params: Params, batch: Batch, rng: Array, context: Context
+  ) -> Seen:
+    """Return what the loss and the terms are functions of."""
+    raise NotImplementedError
+
+  def loss(self, seen: Seen) -> Outputs:
+    """Return what a call returns, without terms."""
+    raise NotImplementedError
+
+  def __call__(
+    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+  ) -> Outputs:
+    seen = self.encode(params, batch, rng, context)
+    found = self.loss(seen)
+    return _add(self.terms, seen, found) if self.terms else found
+
+
+def _add(terms, seen, found):
+  """Return what `loss` found, with the terms."""
+  loss, metrics, *carried = found
+  for name, term in terms.items():
+    if name in {*metrics, 'grad_norm', 'lr'}:
+      raise UserError(
+        f'objective.terms.{name}: there is a metric {name!r} already. Give the '
+        'term another name.'
+      )
+    metrics = {**metrics, name: (value := jnp.mean(term.fn(seen)))}
+    loss += term.weight * value if term.weight else 0.0
+  return loss, {**metrics, 'loss': loss}, *carried
 
 
 class Labelled(Objective):

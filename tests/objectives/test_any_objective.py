@@ -23,6 +23,7 @@ from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import DistillationToken
 from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.anchor import Start, anchored
+from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.objectives.dinov2 import DinoV2
@@ -31,6 +32,7 @@ from vit_jax.objectives.feature_distillation import FeatureDistillation
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
 from vit_jax.objectives.mae import Decoder, Mae
+from vit_jax.objectives.terms import Koleo, z_loss
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema
 from vit_jax.parallel import sharding
@@ -39,7 +41,7 @@ from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
 from vit_jax.runs.metrics import Logging, read_records
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import make_step
-from vit_jax.step import TrainState, as_objective
+from vit_jax.step import Term, TrainState, as_objective
 from vit_jax.train import train
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
@@ -53,7 +55,10 @@ HEAD = DinoHead(16, 12, 6)
 MOVES = {'momentum': 0.5, 'freeze_last_layer': None}
 # Losses of nearly one-hot targets are so small that rounding shows.
 MOVES |= {'teacher_temperature': 0.5, 'warmup_teacher_temperature': 0.5}
-LEJEPA = make(LeJepa, views=VIEWS, projector=Projector(8, (12, 10), 4))
+TERMS = {'koleo': Term(Koleo(), 0.1)}
+LEJEPA = make(
+  LeJepa, views=VIEWS, projector=Projector(8, (12, 10), 4), terms=TERMS
+)
 OBJECTIVES = {  # name: function of a file of weights -> objective
   'lejepa': lambda path: LEJEPA,
   'visreg': lambda path: make(LEJEPA, regularizer=Visreg(slices=64)),
@@ -72,7 +77,11 @@ OBJECTIVES = {  # name: function of a file of weights -> objective
     FeatureDistillation, views=VIEWS, teacher=FrozenTeacher(path)
   ),
   'distillation': lambda path: make(
-    distillation, teacher=Teacher(path), kind='hard', weight=0.5
+    distillation,
+    objective=make(softmax_xent, terms={'z': Term(z_loss, 0.1)}),
+    teacher=Teacher(path),
+    kind='hard',
+    weight=0.5,
   ),
 }
 WHOLE_BATCH = {*OBJECTIVES} - {'dino', 'mae', 'distillation'}
@@ -273,7 +282,12 @@ def test_a_run_resumes_bit_by_bit(name, files, tmp_path):
 
 @pytest.mark.parametrize('name', sorted(WHOLE_BATCH))
 def test_micro_batches_are_refused(name, files, tmp_path):
-  with pytest.raises(ValueError, match='accum_steps=2'):
+  what = (
+    r"the term 'koleo'"
+    if 'koleo' in str(OBJECTIVES[name](None))
+    else 'the loss'
+  )
+  with pytest.raises(ValueError, match=f'accum_steps=2, but {what}'):
     run(tmp_path, name, files[0], accum_steps=2)
 
 

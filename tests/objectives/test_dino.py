@@ -14,10 +14,10 @@ import tiny
 from vit_jax import tree
 from vit_jax.durations import Timeline, epochs, steps
 from vit_jax.models.dense import Normalize
-from vit_jax.objectives.colours import Colour, Seen, Views
+from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.step import TrainState, train_step
+from vit_jax.step import Seen, TrainState, train_step
 from vit_jax.weights import timm
 
 KEY = jax.random.key(0)

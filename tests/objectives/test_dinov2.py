@@ -12,10 +12,10 @@ from vit_jax.durations import Timeline
 from vit_jax.models.pooling import Mean, NoPooling
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.objectives.block_masks import BlockMasks
-from vit_jax.objectives.colours import Seen
 from vit_jax.objectives.dino import Centre, SinkhornKnopp
-from vit_jax.objectives.dinov2 import DinoV2, koleo
-from vit_jax.step import Context
+from vit_jax.objectives.dinov2 import DinoV2
+from vit_jax.objectives.terms import koleo
+from vit_jax.step import Context, Seen
 from vit_jax.types import UserError
 
 KEY = jax.random.key(0)

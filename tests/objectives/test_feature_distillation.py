@@ -27,7 +27,7 @@ from vit_jax.objectives.feature_distillation import (
 )
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.parallel import sharding
-from vit_jax.step import Context, TrainState, train_step
+from vit_jax.step import Context, Seen, TrainState, train_step
 from vit_jax.weights import formats
 
 KEY = jax.random.key(0)
@@ -77,7 +77,11 @@ class Given(FeatureDistillation):
   def prepare(self, batch, rng):
     return batch
 
-  def features(self, params, batch, rng, context):
+  def encode(self, *args):
+    return Seen(*args, {})
+
+  def features(self, seen):
+    params, batch = seen.params, seen.batch
     if 'stem' in params:
       patches = jnp.matmul(batch['student_patches'], params['stem'])
       student = jnp.mean(patches, axis=(1, 2)), patches

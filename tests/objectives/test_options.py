@@ -14,12 +14,14 @@ from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.block_masks import BlockMasks
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
-from vit_jax.objectives.colours import Colour, OfViews, Views
+from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import Centre, Dino, DinoHead, SimDino
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
 from vit_jax.objectives.mae import Decoder, Mae
 from vit_jax.objectives.masked_patches import Task, masked_patches
-from vit_jax.step import Context
+from vit_jax.objectives.terms import Koleo
+from vit_jax.objectives.views import OfViews
+from vit_jax.step import Context, Term
 
 KEY, STEP = jax.random.key(0), 3
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 2, 8, 8, 3), np.uint8)
@@ -36,7 +38,8 @@ INPUTS = {
   'model': (MODEL, MODEL.clone(depth=2)),
   'preprocess': (PIXELS, BRIGHT),
 }
-VIEWS = INPUTS | {'views': (GIVEN['views'], Views((FLIPPED,), PLAIN))}
+TERMS = {'terms': tuple({'koleo': Term(Koleo(), x)} for x in (0.5, 1.5))}
+VIEWS = INPUTS | TERMS | {'views': (GIVEN['views'], Views((FLIPPED,), PLAIN))}
 TEACHER = VIEWS | {
   'momentum': (0.9, 0.8),
   'timeline': (TIMELINE, Timeline(4, 8, 5)),
@@ -50,11 +53,15 @@ DINO = TEACHER | {
   'centre': (Centre(0.8), Centre(0.7)),
   'freeze_last_layer': (steps(4), None),
 }
-LOSS = INPUTS | {
-  'model': (MODEL.clone(num_classes=2), MODEL.clone(num_classes=2, depth=2)),
-  'label_smoothing': (0.1, 0.2),
-  'class_weights': ((1, 2), (2, 1)),
-}
+LOSS = (
+  INPUTS
+  | TERMS
+  | {
+    'model': (MODEL.clone(num_classes=2), MODEL.clone(num_classes=2, depth=2)),
+    'label_smoothing': (0.1, 0.2),
+    'class_weights': ((1, 2), (2, 1)),
+  }
+)
 
 
 def lejepa(**fields):

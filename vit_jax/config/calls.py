@@ -312,7 +312,7 @@ class _Plan:
     if parameter:
       is_needed = is_required(parameter)
       has_target = is_dict(value) and 'target' in value
-      if dataclasses.is_dataclass(parameter.default) and not has_target:
+      if dataclasses.is_dataclass(type(parameter.default)) and not has_target:
         fields = type(parameter.default)
     planned = self.value(value, fields, path)
     # A required argument that is None is reported with its flag, by check_set.

@@ -19,11 +19,11 @@ import numpy as np
 
 from vit_jax.durations import Timeline
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.objectives.colours import OfViews
 from vit_jax.objectives.encode import encode
 from vit_jax.objectives.frozen_teacher import FrozenModel
+from vit_jax.objectives.views import OfViews
 from vit_jax.objectives.wrapper import Around
-from vit_jax.step import Context
+from vit_jax.step import Context, OfFeatures, Seen
 from vit_jax.types import (
   Array,
   Batch,
@@ -90,7 +90,7 @@ def anchored(
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Anchored(Around):
+class Anchored(OfFeatures, Around):
   """See `anchored`."""
 
   inner: OfViews
@@ -105,13 +105,15 @@ class Anchored(Around):
     self.start.images = images
     return super().of_run(timeline, images)  # type: ignore[return-value]
 
-  def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
-  ) -> Outputs:
-    seen = self.inner.encode(params, batch, rng, context)
+  def encode(
+    self, params: Params, batch: Batch, rng: Array, context: Context
+  ) -> Seen:
+    return self.inner.encode(params, batch, rng, context)
+
+  def loss(self, seen: Seen) -> Outputs:
     loss, metrics, *carried = self.inner.loss(seen)
-    images = self.inner.preprocess(batch['image'])
-    start = encode(self.start.model, context.teacher, images)
+    images = self.inner.preprocess(seen.batch['image'])
+    start = encode(self.start.model, seen.context.teacher, images)
     change = similarities(seen.features['image']) - similarities(start)
     anchor = jnp.mean(change**2)
     loss += self.weight * anchor
@@ -119,8 +121,8 @@ class Anchored(Around):
 
 
 def similarities(features: dict[str, Any]) -> jax.Array:
-  """Return the cosines of the patches of an image: float32 [B, V, n, n]."""
-  patches = features['tokens'][:, :, -features['patches'].shape[2] :]
+  """Return the cosines of the patches of images or views: [..., n, n]."""
+  patches = features['tokens'][..., -features['patches'].shape[-2] :, :]
   x = patches.astype(jnp.float32)
   x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
-  return jnp.einsum('bvid,bvjd->bvij', x, x, precision='highest')
+  return jnp.einsum('...id,...jd->...ij', x, x, precision='highest')

@@ -5,16 +5,17 @@ Its batch is {'image': uint8 [B, H, W, C], 'label': int32 [B] or float32
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.step import Context, Labelled
+from vit_jax.objectives.encode import encode
+from vit_jax.step import Context, Labelled, OfFeatures, Seen, Terms
 from vit_jax.types import (
   Array,
   Batch,
-  Metrics,
   Model,
   NonNegative,
   Outputs,
@@ -24,16 +25,11 @@ from vit_jax.types import (
 )
 
 
-def softmax_xent(
-  model: Model,
-  *,
-  preprocess: Preprocess,
-  label_smoothing: Rate = 0.0,
-  class_weights: Sequence[NonNegative] | None = None,
-) -> 'CrossEntropy':
-  """Return the softmax cross-entropy, the paper's loss for fine-tuning.
+@dataclasses.dataclass(frozen=True, eq=False)
+class CrossEntropy(OfFeatures, Labelled):
+  """Base of the cross-entropies of logits and labels.
 
-  Args:
+  Attributes:
     model: has apply({'params': p}, images, train=True, rngs=...) -> [B, K].
     preprocess: uint8 images -> float images.
     label_smoothing: s in targets * (1 - s) + s / K.
@@ -43,53 +39,74 @@ def softmax_xent(
       has no weights. See `data.balance.class_weights`.
   """
 
-  def compare(logits, labels):
-    targets = soft_targets(labels, logits.shape[-1], label_smoothing)
-    return _loss_and_metrics(
-      softmax_loss(logits, targets), labels, logits, class_weights
-    )
+  model: Model
+  _: dataclasses.KW_ONLY
+  preprocess: Preprocess
+  label_smoothing: Rate = 0.0
+  class_weights: Sequence[NonNegative] | None = None
+  terms: Terms = dataclasses.field(default_factory=dict)
 
-  return CrossEntropy(
-    model=model, preprocess=preprocess, compare=compare, activation='softmax'
-  )
+  mean_over_classes = False
+
+  def encode(
+    self, params: Params, batch: Batch, rng: Array, context: Context
+  ) -> Seen:
+    images, model = self.preprocess(batch['image']), self.model
+    if self.terms and callable(getattr(type(model), 'features', None)):
+      found = encode(model, params, images, rng)
+    else:
+      options: Any = {'train': True, 'rngs': {'dropout': rng}}
+      found = {'logits': model.apply({'params': params}, images, **options)}
+    return Seen(params, batch, rng, context, {'image': found})
+
+  def loss(self, seen: Seen) -> Outputs:
+    logits = seen.features['image']['logits']
+    return self.compare(logits, jnp.asarray(seen.batch['label']))
+
+  def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
+    """Return (loss, metrics) of logits [B, K]."""
+    num_classes = logits.shape[-1]
+    targets = soft_targets(labels, num_classes, self.label_smoothing)
+    losses = LOSSES[self.activation](logits, targets)
+    if self.class_weights is not None:
+      true = soft_targets(labels, num_classes)
+      losses = losses * _weights(true, self.class_weights)
+    loss = jnp.mean(losses) / (num_classes if self.mean_over_classes else 1)
+    classes = labels if labels.ndim == 1 else jnp.argmax(labels, axis=-1)
+    hits = jnp.argmax(logits, axis=-1) == classes
+    return loss, {'loss': loss, 'accuracy': jnp.mean(hits)}
 
 
-def sigmoid_xent(
-  model: Model,
-  *,
-  preprocess: Preprocess,
-  label_smoothing: Rate = 0.0,
-  class_weights: Sequence[NonNegative] | None = None,
-  threshold: Rate | None = None,
-  mean_over_classes: bool = False,
-) -> 'CrossEntropy':
-  """Return the sigmoid cross-entropy, by default summed over classes.
+@dataclasses.dataclass(frozen=True, eq=False)
+class softmax_xent(CrossEntropy):
+  """Softmax cross-entropy, the paper's loss for fine-tuning."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class sigmoid_xent(CrossEntropy):
+  """Sigmoid cross-entropy, by default summed over classes.
 
   The paper does not name its pre-training loss. The ViT configs of big_vision
   (ImageNet-21k) and scenic use this one, with a head bias of -10.
 
-  Args:
-    model, preprocess, label_smoothing, class_weights: as in `softmax_xent`.
+  Attributes:
     threshold: labels [B, K] above it become 1, all others 0, before they are
-      smoothed. With 0 and inside `mixing.mixed` this is DeiT III's loss: both
+      smoothed. With 0 and inside `mixing.Mixed` this is DeiT III's loss: both
       classes of a mixed image have the target 1, and the metric 'accuracy'
       counts the first. None: labels remain as they are.
     mean_over_classes: whether the loss is divided by the number of classes, as
       in DeiT III. The evaluators' loss remains the sum.
   """
 
-  def compare(logits, labels):
-    if threshold is not None and labels.ndim == 2:
-      labels = (labels > threshold).astype(jnp.float32)
-    num_classes = logits.shape[-1]
-    targets = soft_targets(labels, num_classes, label_smoothing)
-    losses = sigmoid_loss(logits, targets)
-    divisor = num_classes if mean_over_classes else 1
-    return _loss_and_metrics(losses, labels, logits, class_weights, divisor)
+  threshold: Rate | None = None
+  mean_over_classes: bool = False
 
-  return CrossEntropy(
-    model=model, preprocess=preprocess, compare=compare, activation='sigmoid'
-  )
+  activation = 'sigmoid'
+
+  def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
+    if self.threshold is not None and labels.ndim == 2:
+      labels = (labels > self.threshold).astype(jnp.float32)
+    return super().compare(logits, labels)
 
 
 def softmax_loss(logits: Array, targets: Array) -> jax.Array:
@@ -116,34 +133,7 @@ def soft_targets(
   return labels * (1 - label_smoothing) + label_smoothing / num_classes
 
 
-def _loss_and_metrics(losses, labels, logits, class_weights, divisor=1):
-  """Return (loss, metrics), with each example weighted by its class."""
-  if class_weights is not None:
-    targets = soft_targets(labels, logits.shape[-1])
-    sums = (targets * jnp.array([class_weights], jnp.float32)).sum(axis=-1)
-    losses = losses * (sums / jnp.maximum(targets.sum(axis=-1), 1e-12))
-  loss = jnp.mean(losses) / divisor
-  classes = labels if labels.ndim == 1 else jnp.argmax(labels, axis=-1)
-  hits = jnp.argmax(logits, axis=-1) == classes
-  return loss, {'loss': loss, 'accuracy': jnp.mean(hits)}
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class CrossEntropy(Labelled):
-  """The loss of `compare`, a function (logits, labels) -> (loss, metrics)."""
-
-  model: Model
-  preprocess: Preprocess
-  compare: Callable[[jax.Array, jax.Array], tuple[jax.Array, Metrics]]
-  activation: str = dataclasses.field()
-
-  def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
-  ) -> Outputs:
-    logits = self.model.apply(
-      {'params': params},
-      self.preprocess(batch['image']),
-      train=True,
-      rngs={'dropout': rng},
-    )
-    return self.compare(logits, jnp.asarray(batch['label']))
+def _weights(targets, class_weights):
+  """Return the weight of each example, [B]."""
+  sums = (targets * jnp.array([class_weights], jnp.float32)).sum(axis=-1)
+  return sums / jnp.maximum(targets.sum(axis=-1), 1e-12)

@@ -6,24 +6,13 @@ on the place of its example in the global batch, so the mesh changes nothing.
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.objectives.encode import encode
-from vit_jax.step import Context, Objective
-from vit_jax.types import (
-  Array,
-  Batch,
-  Fraction,
-  NonNegative,
-  Outputs,
-  Params,
-  Positive,
-  Preprocess,
-)
+from vit_jax.types import Batch, Fraction, NonNegative, Positive
 
 _Jitter = tuple[NonNegative, NonNegative, NonNegative, Fraction]
 
@@ -150,73 +139,6 @@ class Views:
 
 
 LEJEPA = Views((Colour(solarize=0.2),), Colour(solarize=0.2))  # its README
-
-
-class Seen(NamedTuple):
-  """The arguments of a call, and the features of the views by name."""
-
-  params: Params
-  batch: Batch
-  rng: Array
-  context: Context
-  features: dict[str, dict[str, jax.Array]]
-
-
-@dataclasses.dataclass(frozen=True)
-class OfViews(Objective):
-  """Base of the objectives that compare views of an image.
-
-  A subclass has the loss of what `encode` returns. A wrapper can use the same
-  features, as anchor.py does.
-  """
-
-  model: Any
-  _: dataclasses.KW_ONLY
-  preprocess: Preprocess
-  views: Views = Views()
-
-  def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
-    return self.views.prepare(batch, rng)
-
-  def large(self, batch: Batch) -> dict[str, Any]:
-    """Return options of `encode.encode` for the large views."""
-    return {}
-
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
-    """Return the features of 'image', the large views, and of 'local'."""
-    options: dict[str, Any] = {'image': self.large(batch), 'local': {}}
-    found = {
-      name: encode(
-        self.model, params, self.preprocess(batch[name]), key, **options[name]
-      )
-      for name, key in zip(options, jax.random.split(rng))
-      if name in batch
-    }
-    return Seen(params, batch, rng, context, found)
-
-  def loss(self, seen: Seen) -> Outputs:
-    """Return what a call returns."""
-    raise NotImplementedError
-
-  def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
-  ) -> Outputs:
-    return self.loss(self.encode(params, batch, rng, context))
-
-  def pictures(
-    self, params: Params, batch: Batch, rng: jax.Array
-  ) -> dict[str, jax.Array]:
-    """Return the views of 8 images, a row each; small ones are enlarged."""
-    batch = self.prepare({k: x[:8] for k, x in batch.items()}, rng)
-    views = [batch[name] for name in ('image', 'local') if name in batch]
-    views = [x.reshape(len(x), -1, *x.shape[-3:]) for x in views]
-    size = views[0].shape[2:]
-    rows = [
-      jax.image.resize(x, (*x.shape[:2], *size), 'nearest') for x in views
-    ]
-    return {'Views of images': jnp.concatenate(rows, 1).astype(jnp.uint8)}
 
 
 def _change(images, colours, key):

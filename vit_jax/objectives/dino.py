@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from vit_jax import tree
 from vit_jax.durations import Duration, epochs
 from vit_jax.models.dense import GELU, matmul
-from vit_jax.objectives.colours import OfViews, Seen
 from vit_jax.objectives.ema_teacher import EmaTeacher
 from vit_jax.objectives.encode import encode
-from vit_jax.step import Context
+from vit_jax.objectives.views import OfViews
+from vit_jax.step import Context, Seen
 from vit_jax.types import Array, Batch, Count, Outputs, Params, Positive, Rate
 
 

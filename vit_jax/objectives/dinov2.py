@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import PartitionSpec
 
 from vit_jax.durations import Timeline
@@ -23,8 +22,9 @@ from vit_jax.meshes import batch_axes
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.block_masks import BlockMasks
-from vit_jax.objectives.colours import Seen
 from vit_jax.objectives.dino import Centre, Dino, DinoHead, SinkhornKnopp
+from vit_jax.objectives.terms import koleo
+from vit_jax.step import Seen
 from vit_jax.types import Batch, NonNegative, Outputs, Params, UserError
 
 
@@ -147,23 +147,6 @@ class DinoV2(Dino):
     hidden = jax.image.resize(hidden, shape, 'nearest')[..., None]
     large = jnp.where(hidden, 128, views[:, : shape[1]])
     return {title: views.at[:, : shape[1]].set(large.astype(jnp.uint8))}
-
-
-def koleo(x: jax.Array) -> jax.Array:
-  """Return the sum over views of the KoLeo loss of x [B, G, D].
-
-  It is the mean of -log(distance to the nearest other image), of vectors
-  divided by their lengths. The nearest has the largest inner product.
-  """
-  x = x.astype(jnp.float32)
-  x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
-  products = jnp.einsum('igd,jgd->gij', x, x, precision='highest')
-  itself = jnp.eye(len(x), dtype=bool)[None]
-  nearest = jnp.argmax(jnp.where(itself, -jnp.inf, products), axis=-1)
-  other = jnp.take_along_axis(x, nearest.T[..., None], axis=0)
-  # Equal images have no gradient instead of NaN.
-  distances = optax.safe_norm(x - other, 1e-12, axis=-1)
-  return -jnp.sum(jnp.mean(jnp.log(distances + 1e-8), axis=0))
 
 
 def _split(rows):

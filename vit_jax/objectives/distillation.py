@@ -23,8 +23,9 @@ from vit_jax.objectives.classification import (
   softmax_loss,
   softmax_xent,
 )
+from vit_jax.objectives.encode import encode
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
-from vit_jax.step import Context, Labelled
+from vit_jax.step import Context, Labelled, OfFeatures, Seen
 from vit_jax.types import (
   RATE,
   Array,
@@ -133,7 +134,7 @@ def distillation(
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Distillation(Labelled):
+class Distillation(OfFeatures, Labelled):
   """See `distillation`; `two_heads`: of a student with DistillationToken."""
 
   inner: CrossEntropy
@@ -144,24 +145,29 @@ class Distillation(Labelled):
   temperature: float
   weight: float
 
+  terms = property(lambda self: self.inner.terms)  # type: ignore
+
   @property
   def activation(self) -> str:  # type: ignore[override]
     return 'softmax' if self.weight == 1 else self.inner.activation
 
-  def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
-  ) -> Outputs:
-    images, options = self.inner.preprocess(batch['image']), {}
-    if self.two_heads:
-      options = {'method': 'features', 'per_layer': False}
-    options |= {'train': True, 'rngs': {'dropout': rng}}
-    out = self.inner.model.apply({'params': params}, images, **options)
-    logits = out['class_logits'] if self.two_heads else out
-    logits_for_teacher = out['distillation_logits'] if self.two_heads else out
+  def encode(
+    self, params: Params, batch: Batch, rng: Array, context: Context
+  ) -> Seen:
+    if not self.two_heads:
+      return self.inner.encode(params, batch, rng, context)
+    images = self.inner.preprocess(batch['image'])
+    found = encode(self.inner.model, params, images, rng)
+    return Seen(params, batch, rng, context, {'image': found})
+
+  def loss(self, seen: Seen) -> Outputs:
+    found = seen.features['image']
+    logits = found.get('class_logits', found['logits'])
+    logits_for_teacher = found.get('distillation_logits', found['logits'])
     label_loss, metrics = self.inner.compare(
-      logits, jnp.asarray(batch['label'])
+      logits, jnp.asarray(seen.batch['label'])
     )
-    targets = self.teacher(context.teacher, batch['image'])
+    targets = self.teacher(seen.context.teacher, seen.batch['image'])
     losses = teacher_loss(
       logits_for_teacher, targets, kind=self.kind, temperature=self.temperature
     )

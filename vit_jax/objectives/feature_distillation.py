@@ -19,10 +19,11 @@ import optax
 
 from vit_jax.durations import Timeline
 from vit_jax.models import resample
-from vit_jax.objectives.colours import Colour, OfViews, Views
-from vit_jax.objectives.encode import summarize
+from vit_jax.objectives.colours import Colour, Views
+from vit_jax.objectives.encode import encode, summarize, summary
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
-from vit_jax.step import Context
+from vit_jax.objectives.views import OfViews
+from vit_jax.step import Context, Seen
 from vit_jax.types import (
   LOSS,
   Array,
@@ -108,27 +109,29 @@ class FeatureDistillation(OfViews):
     others = images[jax.random.permutation(of_order, len(images))]
     return batch | {'image': weight * images + (1 - weight) * others}
 
-  def features(
-    self, params: Params, batch: Batch, rng: Any, context: Context
-  ) -> tuple[Features, Features]:
+  def encode(
+    self, params: Params, batch: Batch, rng: Array, context: Context
+  ) -> Seen:
+    found = encode(self.model, params, self.preprocess(batch['image']), rng)
+    return Seen(params, batch, rng, context, {'image': found})
+
+  def features(self, seen: Seen) -> tuple[Features, Features]:
     """Return the features of student and teacher, each as it has them."""
-    images, teacher = batch['image'], self.teacher
-    student = summarize(self.model, params, self.preprocess(images), rng)
+    images, teacher = seen.batch['image'], self.teacher
+    student = summary(self.model, seen.features['image'], images.shape[1:])
     images = teacher.convert(images)
-    targets = summarize(teacher.model, context.teacher, images)
+    targets = summarize(teacher.model, seen.context.teacher, images)
     return student, jax.lax.stop_gradient(targets)
 
-  def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
-  ) -> Outputs:
-    student, teacher = self.features(params, batch, rng, context)
-    maps = params['objective']
+  def loss(self, seen: Seen) -> Outputs:
+    student, teacher = self.features(seen)
+    maps = seen.params['objective']
     image, patches = map(_project, student, (maps['image'], maps['patches']))
     _, height, width, _ = teacher[1].shape
     patches = resample.resize(patches, (height, width), 'bilinear')
     image, patches = _unit(image), _tokens(patches)
     true_image, true_patches = _unit(teacher[0]), _tokens(teacher[1])
-    queue = jnp.concatenate([true_image, context.carried])[: self.queue]
+    queue = jnp.concatenate([true_image, seen.context.carried])[: self.queue]
     metrics = {
       'global_loss': self._compare((true_image, queue), (image, queue)),
       'local_loss': self._compare((true_patches,) * 2, (patches,) * 2),

@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.objectives.colours import LEJEPA, OfViews, Seen, Views
+from vit_jax.objectives.colours import LEJEPA, Views
+from vit_jax.objectives.views import OfViews
+from vit_jax.step import Seen
 from vit_jax.types import Count, Fraction, Outputs, Params
 
 

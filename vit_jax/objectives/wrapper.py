@@ -1,4 +1,4 @@
-"""Objectives around others."""
+"""Base classes of objectives that wrap another."""
 
 import dataclasses
 from typing import Any
@@ -19,6 +19,7 @@ class Around(Objective):
   activation = property(lambda self: self.inner.activation)  # type: ignore
   kinds = property(lambda self: self.inner.kinds)  # type: ignore
   teacher = property(lambda self: self.inner.teacher)
+  terms = property(lambda self: self.inner.terms)  # type: ignore
   whole_batch = property(lambda self: self.inner.whole_batch)  # type: ignore
   ema_weight = property(lambda self: self.inner.ema_weight)  # type: ignore
 
