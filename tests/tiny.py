@@ -73,10 +73,10 @@ def quick_key(seed):
   return jax.random.key(seed, impl='rbg')
 
 
-def frozen(teacher):
-  """Return the parameters of a teacher, on one device."""
+def frozen(objective):
+  """Return the parameters of the teachers of an objective, on one device."""
   mesh = sharding.make_mesh(jax.devices()[:1])
-  return teacher.load(teacher.abstract_params(mesh))
+  return {name: x.load(mesh) for name, x in objective.teachers.items()}
 
 
 def encode(image, kind='PNG', **options):

@@ -81,13 +81,13 @@ class Setup:
   """Shapes, shardings and functions of a run; no array yet.
 
   Attributes:
-    described: the model as its file describes it.
+    described: the model as written to model.json.
     model: the same, with the attention that was chosen.
     images: shape and dtype of a batch of one float image.
     init: function rng -> TrainState.
     step: the jitted step, which donates the state that it is given.
-    shapes: shapes and shardings of the arguments of `step`: state, batch and,
-      if there is one, the teacher's parameters.
+    shapes: shapes and shardings of the arguments of `step`: state, batch and
+      teachers.
   """
 
   described: Model
@@ -99,12 +99,12 @@ class Setup:
   learning_rate: Callable[[Any], Any]
   init: Callable[[jax.Array], TrainState]
   step: Any
-  shapes: tuple[Any, ...]
+  shapes: dict[str, Any]
 
   @property
   def state(self) -> TrainState:
     """Shapes of the state."""
-    return self.shapes[0]
+    return self.shapes['state']
 
   @property
   def num_params(self) -> int:
@@ -113,7 +113,7 @@ class Setup:
   def flops_per_step(self) -> float:
     """Return the operations of a step, on all devices."""
     if 'objective' in self.state.params:  # more than one pass over each image
-      return compiled.reuse(flops.count, self.step, *self.shapes)
+      return compiled.reuse(flops.count, self.step, **self.shapes)
     forward = compiled.reuse(flops.forward, self.model, self.images)
     return 3 * self.timeline.batch_size * forward
 
@@ -151,15 +151,17 @@ def make(
   model = choose(described, images)
   fn = compiled.reuse(settings.objective, model, preprocess=settings.preprocess)
   objective = compiled.reuse(as_objective, fn)
-  objective = compiled.reuse(objective.of_run, timeline, images)
+  if objective.teachers:  # runs never share what an old file said
+    objective = objective.of_run(timeline, images, choose)
+  else:
+    objective = compiled.reuse(objective.of_run, timeline, images)
   _check(objective, settings)
-  teacher_shapes = []
-  if teacher := objective.teacher:
-    remedy = '--config.objective.teacher.same_classes=True'
+  teachers = {}
+  for name, teacher in objective.teachers.items():
+    remedy = f'--config.objective.{name}.same_classes=True'
     names = teacher.class_names, examples.class_names
-    check_class_names('teacher', *names, remedy)
-    teacher.model = choose(teacher.model, teacher.images, backward=False)
-    teacher_shapes.append(teacher.abstract_params(mesh, rules))
+    check_class_names(name, *names, remedy)
+    teachers[name] = teacher.abstract_params(mesh, rules)
 
   learning_rate = compiled.reuse(settings.schedule, timeline)
   make_tx = Partial(
@@ -188,7 +190,7 @@ def make(
     learning_rate=learning_rate,
     init=init,
     step=step,
-    shapes=(state, batch, *teacher_shapes),
+    shapes={'state': state, 'batch': batch, 'teachers': teachers},
   )
 
 

@@ -51,13 +51,13 @@ class Context(NamedTuple):
     step: number of updates done.
     ema: EMA of the parameters; None: the run has none.
     carried: what the objective returned in the last step.
-    teacher: parameters of the objective's teacher.
+    teachers: parameters of the objective's teachers, by name.
   """
 
   step: Any = 0
   ema: Any = None
   carried: Any = None
-  teacher: Any = None
+  teachers: Any = None
 
 
 class Seen(NamedTuple):
@@ -102,8 +102,8 @@ class Objective:
   Attributes:
     activation: converts logits to probabilities: 'softmax' or 'sigmoid'.
     whole_batch: whether the loss is not a mean over micro-batches.
-    teacher: an objectives.frozen_teacher.FrozenModel; None: no parameters of
-      another model are an argument of the step.
+    teachers: objectives.frozen_teacher.FrozenModels by name, whose parameters
+      are an argument of the step.
     ema_weight: function step -> weight of the EMA, see optim.schedules.Ema;
       None: the run decides whether there is an EMA.
     terms: what a config adds to its loss, see OfFeatures.
@@ -112,7 +112,7 @@ class Objective:
 
   activation: str = 'softmax'
   whole_batch: bool = False
-  teacher: Any = None
+  teachers: Mapping[str, Any] = MappingProxyType({})
   ema_weight: Callable[[jax.Array], Any] | None = None
   terms: Terms = MappingProxyType({})
   kinds: ClassVar[Kinds] = {'loss': LOSS, 'accuracy': RATE}
@@ -128,11 +128,12 @@ class Objective:
     raise NotImplementedError
 
   def of_run(
-    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'Objective':
     """Return the objective for a run of this length, and for these images.
 
-    `images` describes a batch of one float image.
+    `images` describes a batch of one float image. `choose` is a function
+    (model, images, backward=...) -> model with its attention, for teachers.
     """
     return self
 
@@ -224,9 +225,10 @@ _NAMES = {name for name in vars(Objective) if not name.startswith('_')}
 def train_step(
   state: TrainState,
   batch: Batch,
-  *teacher: Params,
+  *,
   loss_fn: LossFn,
   tx: optax.GradientTransformation,
+  teachers: Mapping[str, Params] | None = None,
   accum_steps: int = 1,
   ema_weight: Callable[[jax.Array], Any] | None = None,
   probes: Mapping[str, Callable[..., Any]] | None = None,
@@ -235,8 +237,8 @@ def train_step(
 
   Args:
     batch: tree of arrays [B, ...].
-    *teacher: parameters of the teacher, if `loss_fn` has one.
     loss_fn: (params, batch, rng) -> (mean loss, metrics); see Objective.
+    teachers: parameters of the teachers of `loss_fn`, by name.
     accum_steps: number of micro-batches that a batch is cut into, to save
       memory; the result is the gradient of the whole batch.
     ema_weight: see `optim.schedules.Ema`; None: the state has no EMA.
@@ -249,7 +251,7 @@ def train_step(
   objective = as_objective(loss_fn)
   rng = jax.random.fold_in(state.rng, state.step)
   batch = objective.prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
-  context = Context(state.step, state.ema, state.carried, *teacher)
+  context = Context(state.step, state.ema, state.carried, teachers)
 
   def loss(params, batch, rng):
     value, *aux = objective(params, batch, rng, context)

@@ -187,7 +187,8 @@ def train(
         state, origin = surgery.load_into(state, ready.described, init_from)
     start = int(state.step)
     check_finite(state, start, mesh)
-    teacher = [ready.objective.teacher.load(x) for x in ready.shapes[2:]]
+    teachers = ready.objective.teachers.items()
+    teachers = {name: x.load(mesh, sharding) for name, x in teachers}
     workdirs.record_start(workdir, basis, changed, start)
     if choices:
       workdirs.write(workdir, 'attention.json', choices)
@@ -236,7 +237,7 @@ def train(
           with monitor.waiting(batches.spent):
             batch = next(batches)
           batch = put_batch(batch, mesh)
-          state, metrics = ready.step(state, batch, *teacher)
+          state, metrics = ready.step(state, batch, teachers=teachers)
           monitor.step(step, metrics, skipped=len(batches.skipped))
 
         last, stopping = step == total_steps, stop.requested(step)

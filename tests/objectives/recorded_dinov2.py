@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -68,11 +67,10 @@ def compare(name):
   Returns the largest relative errors of the first loss and gradient, and of
   all losses.
   """
-  golden, loss_fn, frozen = tiny.golden(name), Given(MODEL, **FIELDS), ()
+  golden, loss_fn, frozen = tiny.golden(name), Given(MODEL, **FIELDS), {}
   if name == 'anchor':
-    start = types.SimpleNamespace(model=MODEL)
-    loss_fn = Anchored(inner=loss_fn, start=start, weight=recorder.ANCHOR)
-    frozen = (parameters(1),)
+    loss_fn = Anchored(inner=loss_fn, start=None, weight=recorder.ANCHOR)
+    frozen = {'start': parameters(1)}
   tx = optax.adamw(recorder.LR, eps=recorder.EPS, weight_decay=recorder.DECAY)
   params = parameters()
   state = TrainState(
@@ -87,7 +85,7 @@ def compare(name):
   )
   step, found = jax.jit(make), []
   for i in range(recorder.STEPS):
-    state, metrics = step(state, recorder.crops(i), *frozen)
+    state, metrics = step(state, recorder.crops(i), teachers=frozen)
     terms = sorted(
       metrics.keys() & {'class_loss', 'patch_loss', 'koleo', 'anchor'}
     )

@@ -16,6 +16,8 @@ from vit_jax.models.pooling import ClassToken
 from vit_jax.models.resnet import ResNet
 from vit_jax.objectives.anchor import Start, anchored
 from vit_jax.objectives.dino import Dino, DinoHead
+from vit_jax.objectives.feature_distillation import FeatureDistillation
+from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
 from vit_jax.objectives.mae import Mae
 from vit_jax.step import Context
@@ -50,7 +52,7 @@ def make(path, name, model=MODEL, **options):
   made = anchored(
     model,
     preprocess=Normalize(),
-    objective=INNER[name],
+    objective=INNER.get(name, name),
     start=Start(InitFrom(path)),
     **options,
   )
@@ -66,13 +68,14 @@ def batch_of(i):
 def test_an_anchor_adds_to_any_objective_of_views(name, path):
   """The anchor of the start itself is 0. Its table is resized for the crops."""
   loss_fn = make(path, name, weight=2.0)
-  start = tiny.frozen(loss_fn.teacher)
+  frozen = tiny.frozen(loss_fn)
+  start = frozen['start']
   assert start['pos_embedding'].shape == (1, 4, 4, 16)
   params = {**start, 'objective': loss_fn.init(KEY, IMAGES)}
   moved = params | {'norm': {k: x + 0.5 for k, x in start['norm'].items()}}
   batch = jax.tree.map(jnp.float32, batch_of(0))
   call = jax.jit(lambda fn, *args: fn(*args), static_argnums=0)
-  context = Context(0, params, loss_fn.carried(), start)
+  context = Context(0, params, loss_fn.carried(), frozen)
   _, same, *_ = call(loss_fn, params, batch, KEY, context)
   np.testing.assert_allclose(same['anchor'], 0, atol=1e-12)
   for _ in range(2):  # the second step has what the inner objective carries
@@ -88,6 +91,27 @@ def test_an_anchor_adds_to_any_objective_of_views(name, path):
   assert (loss_fn.ema_weight is None) == (inner.ema_weight is None)
 
 
+@pytest.mark.usefixtures('fast_compilation')
+def test_a_start_next_to_another_teacher(path):
+  inner = functools.partial(FeatureDistillation, teacher=FrozenTeacher(path))
+  loss_fn = make(path, inner, weight=2.0)
+  frozen = tiny.frozen(loss_fn)
+  grids = {k: x['pos_embedding'].shape[1] for k, x in frozen.items()}
+  assert grids == {'teacher': 6, 'start': 4}
+  params = jax.tree.map(lambda x: 0.9 * x, frozen['start'])
+  params['objective'] = loss_fn.init(KEY, IMAGES)
+  context = Context(0, None, loss_fn.carried(), frozen)
+  batch = {'image': jnp.float32(recorder.crops(0)['image'][:, 0])}
+
+  @jax.jit
+  def call(*args):
+    return loss_fn(*args)[:2], loss_fn.inner(*args)[0]
+
+  (loss, metrics), plain = call(params, batch, KEY, context)
+  assert metrics['anchor'] > 1e-4
+  np.testing.assert_allclose(loss, plain + 2 * metrics['anchor'], rtol=1e-6)
+
+
 def test_what_cannot_be_anchored_is_refused(path):
   for model, objective, named in (
     (ResNet(stages=(1,), num_classes=0), INNER['lejepa'], 'a ResNet'),
@@ -101,6 +125,6 @@ def test_what_cannot_be_anchored_is_refused(path):
         start=Start(InitFrom(path)),
       )
   model = MODEL.clone(pooling=ClassToken(num_registers=2))
-  teacher = make(path, 'lejepa', model).teacher
+  loss_fn = make(path, 'lejepa', model)
   with pytest.raises(UserError, match=r'(?s)do not fit.*registers'):
-    tiny.frozen(teacher)
+    tiny.frozen(loss_fn)

@@ -130,14 +130,12 @@ def start(name, path, axes, **options):
   tx = optax.sgd(0.1)
   given = {'images': images, 'loss_fn': made, 'make_tx': lambda params: tx}
   _, shapes, step_fn = make_step(model, mesh=mesh, **given, **options)
-  teacher, frozen = made.teacher, ()
-  if teacher:
-    layout = teacher.abstract_params(mesh, options.get('rules'))
-    frozen = (teacher.load(layout),)
+  rules = options.get('rules')
+  frozen = {name: x.load(mesh, rules) for name, x in made.teachers.items()}
 
   def step(state, batch):
     with jax.set_mesh(mesh):
-      return step_fn(state, sharding.put_batch(batch, mesh), *frozen)
+      return step_fn(state, sharding.put_batch(batch, mesh), teachers=frozen)
 
   # Not of `init`, which compiles slowly.
   rng = np.random.default_rng(0)

@@ -69,12 +69,13 @@ def logits_of(weights, images, name='logits'):
 
 
 def context_of(loss_fn):
-  return Context(teacher=tiny.frozen(loss_fn.teacher))
+  return Context(teachers=tiny.frozen(loss_fn))
 
 
 def predict(teacher, student=MODEL):
-  teacher.open(student)
-  return teacher(tiny.frozen(teacher), BATCH['image'])
+  opened = teacher.open(student)
+  params = opened.load(sharding.make_mesh())
+  return opened.model.apply({'params': params}, opened.convert(BATCH['image']))
 
 
 def xent(logits, classes):
@@ -107,7 +108,7 @@ def test_loss_of_models(teacher_file, student, fields):
     teacher=Teacher(teacher_file),
     objective=inner,
     **fields,
-  )
+  ).of_run(None, None)
   params = tree.unflatten(mine.params)
   loss, metrics = jax.jit(loss_fn)(params, BATCH, KEY, context_of(loss_fn))
   names = ('logits', 'logits')
@@ -151,7 +152,7 @@ def test_without_weight_the_loss_and_gradient_are_those_of_the_objective(
   plain = softmax_xent(student, preprocess=Normalize())
   wrapped = distillation(
     student, preprocess=Normalize(), teacher=Teacher(teacher_file), weight=0.0
-  )
+  ).of_run(None, None)
   found, expected = (
     jax.jit(jax.value_and_grad(f, has_aux=True))(params, BATCH, KEY, *more)
     for f, more in ((wrapped, (context_of(wrapped),)), (plain, ()))
@@ -180,7 +181,7 @@ def test_the_teacher_sees_mixed_images(teacher_file):
     preprocess=Normalize(),
     objective=functools.partial(distillation, teacher=Teacher(teacher_file)),
     mixer=lambda rng, size: half,
-  )
+  ).of_run(None, None)
   weights = make_weights(MODEL, seed=2)
   params = tree.unflatten(weights.params)
   loss, _ = outer(params, BATCH, KEY, context_of(outer))
@@ -207,8 +208,9 @@ def test_teachers_are_read_scanned_and_in_the_dtype_of_the_student(
 ):
   teacher = Teacher(teacher_file, options={'scan': scan})
   found = predict(teacher, MODEL.clone(dtype='bfloat16'))
-  assert teacher.model.dtype == 'bfloat16'
-  assert ('blocks' in teacher.abstract_params(sharding.make_mesh())) == scan
+  opened = teacher.open(MODEL.clone(dtype='bfloat16'))
+  assert opened.model.dtype == 'bfloat16'
+  assert ('blocks' in opened.abstract_params(sharding.make_mesh())) == scan
   expected = logits_of(formats.read(teacher_file), BATCH['image'])
   np.testing.assert_allclose(found, expected, atol=0.2)
 
@@ -223,12 +225,10 @@ def test_all_fields_of_a_teacher_act(teacher_file, monkeypatch):
   path, file = teacher_file, formats.read(teacher_file)
   monkeypatch.setattr(formats, 'read', read)
   teacher = all_set(Teacher, path=path, options=options, same_classes=True)
-  teacher.open(MODEL)
-  assert teacher.model.block.mlp.form == 'exact'
+  opened = teacher.open(MODEL)
+  assert opened.model.block.mlp.form == 'exact'
   rules = [('teacher/head/kernel', (None, 'data'))]
-  shapes = teacher.abstract_params(sharding.make_mesh(data=4, fsdp=2), rules)
-  assert shapes['head']['kernel'].sharding.spec == P(None, 'data')
-  loaded = teacher.load(shapes)
+  loaded = opened.load(sharding.make_mesh(data=4, fsdp=2), rules)
   assert loaded['head']['kernel'].sharding.spec == P(None, 'data')
   tiny.assert_trees_close(loaded, tree.unflatten(file.params))
   assert teacher.fingerprint()
@@ -251,7 +251,7 @@ def test_mistakes(teacher_file, tmp_path):
   ]:
     given = {'model': MODEL, 'preprocess': Normalize()} | fields
     with pytest.raises(ValueError, match=named):
-      distillation(teacher=Teacher(path), **given)
+      distillation(teacher=Teacher(path), **given).of_run(None, None)
 
 
 # Training.

@@ -55,8 +55,9 @@ def teacher_file(tmp_path_factory):
 
 
 def make(path, kind=FeatureDistillation, model=STUDENT, **fields):
-  given = {'views': PLAIN, 'queue': 12, 'teacher': FrozenTeacher(path)}
-  return kind(model, preprocess=Normalize(), **given | fields)
+  given = {'views': PLAIN, 'queue': 12, 'preprocess': Normalize()}
+  loss_fn = kind(model, teacher=FrozenTeacher(path), **given | fields)
+  return loss_fn.of_run(Timeline(8, 50), None)
 
 
 def start(loss_fn, model=STUDENT, size=16):
@@ -64,8 +65,8 @@ def start(loss_fn, model=STUDENT, size=16):
   images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
   params = tree.unflatten(tiny.normal_params(model, (size, size, 3), 0.3))
   params['objective'] = loss_fn.init(KEY, images)
-  frozen = tiny.frozen(loss_fn.teacher)
-  return params, Context(carried=loss_fn.carried(), teacher=frozen)
+  frozen = tiny.frozen(loss_fn)
+  return params, Context(carried=loss_fn.carried(), teachers=frozen)
 
 
 # Against the formulas.
@@ -143,8 +144,8 @@ def test_ten_steps_are_those_of_the_formulas(recorded):
 def test_loss_of_models(teacher_file):
   """Each sees the images as it is used to; 4x4 patches meet 6x6."""
   preprocess = Normalize(80.0, 50.0)
-  loss_fn = make(teacher_file, temperature=0.1, weight=0.5)
-  loss_fn = dataclasses.replace(loss_fn, preprocess=preprocess)
+  options = {'temperature': 0.1, 'weight': 0.5, 'preprocess': preprocess}
+  loss_fn = make(teacher_file, **options)
   params, context = start(loss_fn)
   loss, _, queue = jax.jit(loss_fn.__call__)(
     params, {'image': IMAGES}, KEY, context
@@ -195,9 +196,8 @@ def test_the_whole_batch_is_mixed_with_a_permutation_of_it(teacher_file):
 def test_the_queue_follows_from_the_number_of_images(teacher_file):
   sizes = {1: 2, 50: 16, 4000: 1024, 20_000: 8192, 10**7: 8192}
   assert {n: queue_length(n) for n in sizes} == sizes
-  loss_fn = make(teacher_file, queue=None).of_run(Timeline(8, 50), None)
-  assert loss_fn.carried().shape == (16, 12)
-  assert make(teacher_file).of_run(Timeline(8, 50), None).queue == 12
+  assert make(teacher_file, queue=None).carried().shape == (16, 12)
+  assert make(teacher_file).queue == 12
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def traced(make, model=MODEL):
   loss_fn = loss_fn.of_run(Timeline(4, 8, 10), images)
   params = jax.eval_shape(model.init, KEY, images)['params']
   params['objective'] = jax.eval_shape(loss_fn.init, KEY, images)
-  context = Context(carried=loss_fn.carried(), teacher=params)
+  context = Context(carried=loss_fn.carried(), teachers={'teacher': params})
 
   def loss(params, context):
     found, metrics, *_ = loss_fn(params, BATCH, KEY, context)

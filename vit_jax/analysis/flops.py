@@ -10,13 +10,13 @@ from jax.extend import core
 from vit_jax.types import Model
 
 
-def count(fn: Callable[..., Any], *args: Any) -> int:
-  """Return the FLOPs of the matrix products and convolutions in fn(*args).
+def count(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+  """Return the FLOPs of the matrix products and convolutions in a call of fn.
 
   A multiply-add is two FLOPs. Element-wise operations are not counted, as in
-  the paper's numbers (Table 6) and in published MFUs. `args` may be abstract.
+  the paper's numbers (Table 6) and published MFUs. Arguments may be abstract.
   """
-  return _count(jax.make_jaxpr(fn)(*args).jaxpr)
+  return _count(jax.make_jaxpr(fn)(*args, **kwargs).jaxpr)
 
 
 def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:

@@ -46,7 +46,7 @@ class Representation(SplitEvaluator):
   def __post_init__(self) -> None:
     super().__post_init__()
     if self.teacher:
-      self.teacher.open(self.model)
+      self.teacher = self.teacher.open(self.model)
     self._near: Any = None  # the teacher's neighbours, which never change
 
   @property
@@ -100,7 +100,7 @@ class Representation(SplitEvaluator):
 
   def _load(self):
     """Return the teacher's parameters; they stay on the devices while used."""
-    return self.teacher.load(self.teacher.abstract_params(self.mesh))
+    return self.teacher.load(self.mesh)
 
   def pictures(self, params: Params) -> dict[str, list[list[np.ndarray]]]:
     """Return {title: rows of images}: patches in colours, nearest images.

@@ -85,7 +85,6 @@ def anchored(
       f'{type(model).__name__} and the objective {type(inner).__name__}. Use a '
       'VisionTransformer with LeJepa, Dino or DinoV2, or leave the anchor out.'
     )
-  start.model = model
   return Anchored(inner=inner, start=start, weight=weight)
 
 
@@ -97,13 +96,16 @@ class Anchored(OfFeatures, Around):
   start: Start
   weight: float
 
-  teacher = property(lambda self: self.start)
+  @property
+  def teachers(self) -> dict[str, Any]:  # type: ignore[override]
+    return {**self.inner.teachers, 'start': self.start}
 
   def of_run(
-    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'Anchored':
-    self.start.images = images
-    return super().of_run(timeline, images)  # type: ignore[return-value]
+    made: Any = super().of_run(timeline, images, choose)
+    start = self.start.opened(model=self.inner.model, images=images)
+    return dataclasses.replace(made, start=start)
 
   def encode(
     self, params: Params, batch: Batch, rng: Array, context: Context
@@ -112,8 +114,8 @@ class Anchored(OfFeatures, Around):
 
   def loss(self, seen: Seen) -> Outputs:
     loss, metrics, *carried = self.inner.loss(seen)
-    images = self.inner.preprocess(seen.batch['image'])
-    start = encode(self.start.model, seen.context.teacher, images)
+    images, params = seen.batch['image'], seen.context.teachers['start']
+    start = encode(self.inner.model, params, self.inner.preprocess(images))
     change = similarities(seen.features['image']) - similarities(start)
     anchor = jnp.mean(change**2)
     loss += self.weight * anchor

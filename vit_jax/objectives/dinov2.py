@@ -61,7 +61,7 @@ class DinoV2(Dino):
       )
 
   def of_run(
-    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'DinoV2':
     if timeline.batch_size == 1 and self.koleo_weight:
       raise UserError(

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from vit_jax.durations import Timeline
 from vit_jax.objectives.classification import (
   CrossEntropy,
   softmax_loss,
@@ -40,7 +41,6 @@ from vit_jax.types import (
   Preprocess,
   UserError,
 )
-from vit_jax.weights.bundle import Weights
 
 
 @dataclasses.dataclass
@@ -54,18 +54,18 @@ class Teacher(FrozenTeacher):
 
   same_classes: bool = False
 
-  def open(self, student: Any) -> Weights:
-    """Read the model, and check that it fits a student."""
-    weights = super().open(student)
-    classes = weights.model.num_classes
+  def open(self, student: Any, choose: Any = None) -> Any:
+    """Return the teacher with its model, which must fit the student."""
+    made = super().open(student, choose)
+    classes = made.model.num_classes
     if not classes or classes != student.num_classes:
       raise UserError(
         f'The teacher {self.path} has {classes or "no"} classes, the student '
         f'{student.num_classes}. Use a teacher that was fine-tuned on the data '
         'of the student.'
       )
-    self.class_names = None if self.same_classes else weights.class_names
-    return weights
+    names = None if self.same_classes else made.weights.class_names
+    return made.opened(class_names=names)
 
   def __call__(self, params: Params, images: Array) -> jax.Array:
     """Return float32 logits [B, K] of images [B, H, W, C] in 0..255."""
@@ -121,8 +121,6 @@ def distillation(
       'With DistillationToken, weight=1 does not train the head of the class '
       'token, half of the prediction. Use a smaller weight, such as 0.5.'
     )
-  teacher.open(model)
-
   return Distillation(
     inner=inner,
     teacher=teacher,
@@ -138,7 +136,7 @@ class Distillation(OfFeatures, Labelled):
   """See `distillation`; `two_heads`: of a student with DistillationToken."""
 
   inner: CrossEntropy
-  teacher: Teacher = dataclasses.field()
+  teacher: Teacher
   two_heads: bool
   kinds: ClassVar[Kinds] = {**Labelled.kinds, 'agreement': RATE}
   kind: str
@@ -146,10 +144,17 @@ class Distillation(OfFeatures, Labelled):
   weight: float
 
   terms = property(lambda self: self.inner.terms)  # type: ignore
+  teachers = property(lambda self: {'teacher': self.teacher})  # type: ignore
 
   @property
   def activation(self) -> str:  # type: ignore[override]
     return 'softmax' if self.weight == 1 else self.inner.activation
+
+  def of_run(
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
+  ) -> 'Distillation':
+    teacher = self.teacher.open(self.inner.model, choose)
+    return dataclasses.replace(self, teacher=teacher)
 
   def encode(
     self, params: Params, batch: Batch, rng: Array, context: Context
@@ -167,7 +172,9 @@ class Distillation(OfFeatures, Labelled):
     label_loss, metrics = self.inner.compare(
       logits, jnp.asarray(seen.batch['label'])
     )
-    targets = self.teacher(seen.context.teacher, seen.batch['image'])
+    targets = self.teacher(
+      seen.context.teachers['teacher'], seen.batch['image']
+    )
     losses = teacher_loss(
       logits_for_teacher, targets, kind=self.kind, temperature=self.temperature
     )

@@ -29,7 +29,7 @@ class EmaTeacher(Objective):
   timeline: Any = None
 
   def of_run(
-    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'EmaTeacher':
     return dataclasses.replace(self, timeline=timeline)
 

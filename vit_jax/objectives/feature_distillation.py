@@ -64,7 +64,7 @@ class FeatureDistillation(OfViews):
   """
 
   _: dataclasses.KW_ONLY
-  teacher: FrozenTeacher = dataclasses.field()
+  teacher: FrozenTeacher
   views: Views = Views((Colour(blur=0.0),))
   temperature: Positive = 0.07
   weight: NonNegative = 1.0
@@ -75,14 +75,14 @@ class FeatureDistillation(OfViews):
     ('loss', 'global_loss', 'local_loss'), LOSS
   )
 
-  def __post_init__(self) -> None:
-    self.teacher.open(self.model)
+  teachers = property(lambda self: {'teacher': self.teacher})  # type: ignore
 
   def of_run(
-    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'FeatureDistillation':
     queue = self.queue or queue_length(timeline.num_examples)
-    return dataclasses.replace(self, queue=queue)
+    teacher = self.teacher.open(self.model, choose)
+    return dataclasses.replace(self, queue=queue, teacher=teacher)
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
     """Return the maps of images and of patches to the teacher's width."""
@@ -120,7 +120,8 @@ class FeatureDistillation(OfViews):
     images, teacher = seen.batch['image'], self.teacher
     student = summary(self.model, seen.features['image'], images.shape[1:])
     images = teacher.convert(images)
-    targets = summarize(teacher.model, seen.context.teacher, images)
+    params = seen.context.teachers['teacher']
+    targets = summarize(teacher.model, params, images)
     return student, jax.lax.stop_gradient(targets)
 
   def loss(self, seen: Seen) -> Outputs:

@@ -1,9 +1,10 @@
-"""A teacher that stays as its file says, for objectives that learn from it."""
+"""A frozen teacher, read from a file."""
 
+import copy
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import numpy as np
@@ -29,13 +30,22 @@ class FrozenModel:
   """A model whose parameters are an argument of the train step.
 
   They are sharded by the rules of the model. No checkpoint contains them, and
-  no optimizer sees them. A resumed run compares them. A subclass has `read`,
-  and sets `model` and `images`, a ShapeDtypeStruct of its batches.
+  no optimizer sees them. A resumed run compares them. A subclass has `read`.
+
+  Attributes, after `opened`:
+    model: with the attention that was chosen.
+    images: ShapeDtypeStruct of a batch of one image.
   """
 
   model: Any
   images: Any
   class_names: Any = None  # must equal those of the data, if both are known
+
+  def opened(self, **attributes: Any) -> Any:
+    """Return a copy with these attributes."""
+    made = copy.copy(self)
+    vars(made).update(attributes)
+    return made
 
   def read(self) -> FlatParams:
     """Return the parameters of the weights, {path: array}."""
@@ -64,16 +74,17 @@ class FrozenModel:
     rules = rules_for(mesh) if rules is None else rules
     return annotate(shapes, infer(shapes, rules, mesh))['teacher']
 
-  def load(self, abstract_params: PyTree) -> Params:
+  def load(self, mesh: Mesh, rules: Rules | None = None) -> Params:
     """Return the parameters, sharded like `abstract_params`."""
+    shapes = self.abstract_params(mesh, rules)
 
     def place(array, like):
       return jax.make_array_from_callback(
         like.shape, like.sharding, lambda index: np.asarray(array)[index]
       )
 
-    params = tree.unflatten(self.fitted(tree.flatten(abstract_params)))
-    return jax.tree.map(place, params, abstract_params)
+    params = tree.unflatten(self.fitted(tree.flatten(shapes)))
+    return jax.tree.map(place, params, shapes)
 
 
 @dataclasses.dataclass(eq=False)  # runs never share what an old file said
@@ -91,21 +102,20 @@ class FrozenTeacher(FrozenModel):
   path: Annotated[PathLike, MACHINE]  # the parameters are compared
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-  def open(self, student: Any) -> Weights:
-    """Read the model, which computes in the dtype of the student.
+  weights: ClassVar[Weights]  # without parameters
 
-    This sets `model`, whose attention `train` chooses, and `images`. Return
-    Weights without parameters.
+  def open(self, student: Any, choose: Any = None) -> Any:
+    """Return the teacher with its model, in the dtype of the student.
+
+    `choose` chooses its attention, see `Objective.of_run`.
     """
     weights = formats.read(self.path, **self.options, values=False)
     model, dtype = weights.model, getattr(student, 'dtype', None)
     if dtype is not None and hasattr(model, 'dtype'):
       model = model.clone(dtype=dtype)
-    self.model = model
-    self.images = jax.ShapeDtypeStruct((1, *weights.image_shape), np.float32)
-    self._preprocess = weights.preprocess
-    self._interpolation = transforms.antialiased(weights.transforms)
-    return weights
+    images = jax.ShapeDtypeStruct((1, *weights.image_shape), np.float32)
+    model = choose(model, images, backward=False) if choose else model
+    return self.opened(model=model, images=images, weights=weights)
 
   def read(self) -> FlatParams:
     return formats.read(self.path, **self.options).params
@@ -116,7 +126,7 @@ class FrozenTeacher(FrozenModel):
     The file says how they are normalised, their size, and the interpolation
     that resizes them, on the device and with antialiasing.
     """
-    x = self._preprocess(images)
+    x = self.weights.preprocess(images)
     shape = (len(x), *self.images.shape[1:])
     if x.shape[-1] != shape[-1]:
       raise UserError(
@@ -125,6 +135,8 @@ class FrozenTeacher(FrozenModel):
         'another teacher.'
       )
     if x.shape != shape:
-      method = {'lanczos': 'lanczos3'}.get(self._interpolation)
-      x = jax.image.resize(x, shape, method or self._interpolation)
+      method = transforms.antialiased(self.weights.transforms)
+      x = jax.image.resize(
+        x, shape, {'lanczos': 'lanczos3'}.get(method, method)
+      )
     return x

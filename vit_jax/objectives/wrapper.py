@@ -18,7 +18,7 @@ class Around(Objective):
 
   activation = property(lambda self: self.inner.activation)  # type: ignore
   kinds = property(lambda self: self.inner.kinds)  # type: ignore
-  teacher = property(lambda self: self.inner.teacher)
+  teachers = property(lambda self: self.inner.teachers)  # type: ignore
   terms = property(lambda self: self.inner.terms)  # type: ignore
   whole_batch = property(lambda self: self.inner.whole_batch)  # type: ignore
   ema_weight = property(lambda self: self.inner.ema_weight)  # type: ignore
@@ -27,9 +27,9 @@ class Around(Objective):
     return self.inner(*args, **kwargs)
 
   def of_run(
-    self, timeline: Timeline, images: jax.ShapeDtypeStruct
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'Around':
-    inner = self.inner.of_run(timeline, images)
+    inner = self.inner.of_run(timeline, images, choose)
     return dataclasses.replace(self, inner=inner)
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:

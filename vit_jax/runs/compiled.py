@@ -75,14 +75,14 @@ def batch_shapes(
 
 
 def report(
-  model: Model, step_fn: Any, shapes: tuple[Any, ...], mesh: Mesh, steps: int
+  model: Model, step_fn: Any, shapes: dict[str, Any], mesh: Mesh, steps: int
 ) -> None:
   """Compile the train step and print what would be trained in these steps."""
-  state, batch, *teacher = shapes
+  state, batch, teachers = shapes.values()
   parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
   terminal.say(f'{parameters:,} parameters; compiling the train step ...')
   with jax.set_mesh(mesh), waiting():
-    memory = step_fn.lower(*shapes).compile().memory_analysis()
+    memory = step_fn.lower(**shapes).compile().memory_analysis()
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   rows = [
     ('model', f'{type(model).__name__}, {parameters:,} parameters'),
@@ -92,7 +92,7 @@ def report(
     ('mesh', f'{axes} ({mesh.devices.flat[0].device_kind})'),
   ]
   sizes = [('state', gib_on_a_device(state))]
-  sizes += [('teacher', gib_on_a_device(x)) for x in teacher]
+  sizes += [(name, gib_on_a_device(x)) for name, x in teachers.items()]
   if memory is not None:
     sizes.append(('temporaries', memory.temp_size_in_bytes / GIB))
   rows += [(f'{name} on a device', f'{gib:.3f} GiB') for name, gib in sizes]

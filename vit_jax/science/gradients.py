@@ -37,7 +37,7 @@ class StableRank:
   def __post_init__(self) -> None:
     made = self.objective(self.model, preprocess=self.preprocess)
     objective = as_objective(made)
-    if objective.teacher or objective.ema_weight:
+    if objective.teachers or objective.ema_weight:
       raise UserError('StableRank cannot measure an objective with a teacher.')
 
     def loss(params, batch, rng):

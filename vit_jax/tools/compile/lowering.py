@@ -93,8 +93,8 @@ def lower(
   ready = setup.make(settings, examples, mesh, run.sharding, choose, run.probes)
   model = ready.model
   with jax.set_mesh(mesh):
-    lowered = ready.step.lower(*ready.shapes)
-    step_flop = flops.count(ready.step, *ready.shapes)
+    lowered = ready.step.lower(**ready.shapes)
+    step_flop = flops.count(ready.step, **ready.shapes)
   heads = getattr(model, 'num_heads', None)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   return lowered, {
