@@ -379,13 +379,13 @@ def mixed(objective, *, mixup=0.0, cutmix=0.0, probability=1.0):
     mixer = make(
       'objectives.mixing.Choice', mixers=mixers, probabilities=weights
     )
-  return make('objectives.mixing.mixed', mixer=mixer, objective=objective)
+  return make('objectives.mixing.Mixed', mixer=mixer, objective=objective)
 
 
 def distillation(objective, **fields):
   """Return distillation from weights that the user names, as a wrapper."""
   fields |= {'teacher': {'path': placeholder(str)}, 'objective': objective}
-  return make('objectives.distillation.distillation', **fields)
+  return make('objectives.distillation.Distillation', **fields)
 
 
 def adam(*, weight_decay=0.0, b2=0.999, **fields):

@@ -61,7 +61,7 @@ def set_task(config, predict, *, channels=3, **fields):
   """Make a run and its evaluators predict masked patches."""
   task = {'predict': predict, **fields}
   config.objective = common.make(
-    'objectives.masked_patches.masked_patches', task=task
+    'objectives.masked_patches.MaskedPatches', task=task
   )
   for evaluator in config.evals.values():
     evaluator.update(common.make('evals.masked_patches.MaskedPatches'))

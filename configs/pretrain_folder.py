@@ -309,7 +309,7 @@ def get_config(argument=''):
     follow_weights(config, unit)
   if args.anchor:
     config.objective = common.make(
-      'objectives.anchor.anchored',
+      'objectives.anchor.Anchored',
       objective=config.objective.to_dict(),
       start={'init_from': config.get_oneway_ref('init_from')},
     )

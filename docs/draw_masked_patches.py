@@ -26,8 +26,8 @@ from vit_jax.data.sources import image_files
 from vit_jax.io import terminal
 from vit_jax.objectives.masked_patches import (
   LEVELS,
+  MaskedPatches,
   Pixels,
-  Prediction,
   Task,
   cut,
 )
@@ -38,11 +38,11 @@ _GREY = 128
 _SWAPPED, _KEPT = 'tab:orange', 'tab:blue'
 
 
-def corrupt_and_predict(prediction, params, images, *, seed=0):
+def corrupt_and_predict(objective, params, images, *, seed=0):
   """Corrupt images and predict their patches.
 
   Args:
-    prediction: Prediction of the objective.
+    objective: MaskedPatches.
     params: of its model.
     images: uint8 [N, H, W, C].
     seed: of the corruption.
@@ -54,13 +54,13 @@ def corrupt_and_predict(prediction, params, images, *, seed=0):
   """
 
   def compute(params, images):
-    patches = cut(images, prediction.model.embedding.patch_size)
+    patches = cut(images, objective.model.embedding.patch_size)
     keys = jax.random.split(jax.random.key(seed), len(images))
-    found = prediction(params, images, keys)
+    found = objective.predict(params, images, keys)
     sources = found['sources'][:, :, None, None, None]
     moved = jnp.take_along_axis(patches, jnp.maximum(sources, 0), axis=1)
     corrupted = jnp.where(sources < 0, jnp.uint8(_GREY), moved)
-    target = prediction.target
+    target = objective.target
     predicted = picture(target, found['outputs'], patches)
     is_corrupted = found['corrupted'][:, :, None, None, None]
     truth = jnp.where(is_corrupted, truth_of(target, patches), patches)
@@ -178,8 +178,8 @@ def main(argv=None):
       images = _images_of(run, args.trust, args.examples)
     model, params = pretrained.build(weights)
     task = Task(**run['objective'].get('task', {}))
-    prediction = Prediction(model, weights.preprocess, task)
-    found = corrupt_and_predict(prediction, params, images, seed=args.seed)
+    objective = MaskedPatches(model, preprocess=weights.preprocess, task=task)
+    found = corrupt_and_predict(objective, params, images, seed=args.seed)
     draw(found, model.embedding.patch_size, epath.Path(args.output))
 
 

@@ -139,10 +139,6 @@ class Scaled(Wrapper):
     loss, metrics = self.inner(params, batch, rng, context)
     return self.factor * loss, metrics | {'scaled': self.factor * loss}
 
-def scaled(model, *, preprocess, objective, factor):
-  inner = objective(model, preprocess=preprocess)
-  return Scaled(inner=inner, factor=factor)
-
 def length(*, grads, **others):
   """Probe: the norm of all gradients."""
   return {'grads': optax.tree.norm(grads)}
@@ -228,7 +224,7 @@ def get_config(model):
   }
   objective = {
     'vit': {
-      'target': 'mine.scaled',
+      'target': 'mine.Scaled',
       'factor': 2.0,
       'objective': {'target': 'mine.brier'},
     },

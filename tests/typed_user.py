@@ -30,7 +30,7 @@ from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.step import Context
-from vit_jax.types import LossFn, Model, Params, Preprocess
+from vit_jax.types import LossFn, Model, Params
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.surgery import InitFrom
@@ -75,13 +75,6 @@ class Scaled(Wrapper):
   ) -> Any:
     loss, metrics, *_ = self.inner(params, batch, rng, context)
     return self.factor * loss, metrics
-
-
-def scaled(
-  model: Model, *, preprocess: Preprocess, objective: Any, factor: float
-) -> Scaled:
-  inner = objective(model, preprocess=preprocess)
-  return Scaled(inner=inner, factor=factor)
 
 
 class Largest:
@@ -131,7 +124,7 @@ def train_a_model(workdir: str) -> Params:
     model=model,
     data=data,
     objective=functools.partial(
-      scaled, objective=classification.softmax_xent, factor=2.0
+      Scaled, objective=classification.softmax_xent, factor=2.0
     ),
     optimizer=optim.Optimizer(optax.adamw, clip_norm=1.0),
     schedule=Schedule(lr=1e-3, warmup=steps(10)),

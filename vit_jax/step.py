@@ -67,17 +67,16 @@ class Seen(NamedTuple):
   batch: Batch
   rng: Array
   context: Context
-  features: dict[str, dict[str, jax.Array]]
+  features: Mapping[str, Mapping[str, jax.Array]] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-  """An addition to a loss, whose value is a metric.
+  """An addition to a loss, and a metric.
 
   Attributes:
-    fn: function Seen -> array, whose mean counts. With an attribute
-      `whole_batch` of True it is not a mean over micro-batches. In a config,
-      the `target`.
+    fn: function Seen -> array, whose mean counts; `fn.whole_batch` says that it
+      is not a mean over micro-batches. In a config, the `target`.
     weight: its factor in the loss; 0: a metric only.
   """
 
@@ -90,14 +89,14 @@ class Term:
     return getattr(fn, 'whole_batch', False)
 
 
-Terms = Mapping[str, Term]  # by the name of the metric
+Terms = Mapping[str, Term]
 
 
 class Objective:
   """A loss of a model, made by a factory (model, *, preprocess) -> Objective.
 
-  In a dataclass that inherits from it, a required field with the name of an
-  attribute below needs `= dataclasses.field()`, else that is its default.
+  To redeclare one of these as a required field, write
+  `name: T = dataclasses.field()`.
 
   Attributes:
     activation: converts logits to probabilities: 'softmax' or 'sigmoid'.
@@ -159,10 +158,8 @@ class Objective:
 class OfFeatures(Objective):
   """An objective that computes features once, for its loss and its terms."""
 
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
-    """Return what the loss and the terms are functions of."""
+  def encode(self, seen: Seen) -> Seen:
+    """Return it with the features that the loss and its terms need."""
     raise NotImplementedError
 
   def loss(self, seen: Seen) -> Outputs:
@@ -172,7 +169,7 @@ class OfFeatures(Objective):
   def __call__(
     self, params: Params, batch: Batch, rng: Array, context: Context = Context()
   ) -> Outputs:
-    seen = self.encode(params, batch, rng, context)
+    seen = self.encode(Seen(params, batch, rng, context))
     found = self.loss(seen)
     return _add(self.terms, seen, found) if self.terms else found
 
@@ -182,10 +179,7 @@ def _add(terms, seen, found):
   loss, metrics, *carried = found
   for name, term in terms.items():
     if name in {*metrics, 'grad_norm', 'lr'}:
-      raise UserError(
-        f'objective.terms.{name}: there is a metric {name!r} already. Give the '
-        'term another name.'
-      )
+      raise UserError(f'The term {name!r} has the name of a metric. Rename it.')
     metrics = {**metrics, name: (value := jnp.mean(term.fn(seen)))}
     loss += term.weight * value if term.weight else 0.0
   return loss, {**metrics, 'loss': loss}, *carried

@@ -121,7 +121,7 @@ def continued(args, rate, anchor, seed):
   pretrain_folder.follow_weights(config, 'fraction')
   config.schedule.lr = RATE * FRACTIONS[rate][1]
   config.objective = common.make(
-    'objectives.anchor.anchored',
+    'objectives.anchor.Anchored',
     objective=config.objective.to_dict(),
     start={'init_from': config.get_oneway_ref('init_from')},
     weight=ANCHORS[anchor][1],

@@ -57,7 +57,7 @@ def warm_up(fields, steps, seed):
     lr=RATES[0],
     seed=seed,
     objective=common.make(
-      'objectives.masked_patches.masked_patches',
+      'objectives.masked_patches.MaskedPatches',
       task={'predict': 'tokens', 'ratio': 0.5},
     ),
     preprocess={'mean': 0.0, 'std': 1.0},

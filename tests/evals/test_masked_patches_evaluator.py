@@ -15,7 +15,8 @@ from vit_jax.evals.masked_patches import MaskedPatches, keys_of
 from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import PatchEmbedding
-from vit_jax.objectives.masked_patches import Prediction, Task
+from vit_jax.objectives import masked_patches
+from vit_jax.objectives.masked_patches import Task
 from vit_jax.parallel import sharding
 
 MODEL = tiny.vit(
@@ -57,10 +58,13 @@ OTHERS |= {'make': functools.partial(all_set, MaskedPatches)}
 
 @pytest.mark.parametrize('options', [{}, OTHERS])
 def test_every_example_once_whatever_the_batches(params, options):
-  prediction = Prediction(MODEL, Normalize(), options.get('task', Task()))
+  task = options.get('task', Task())
+  loss_fn = masked_patches.MaskedPatches(
+    MODEL, preprocess=Normalize(), task=task
+  )
   images = np.stack([SOURCE[i]['image'] for i in range(21)])
   keys = keys_of(np.arange(21), options.get('seed', 0))
-  expected = jax.jit(prediction)(params, images, keys)['metrics']
+  expected = jax.jit(loss_fn.predict)(params, images, keys)['metrics']
   found = evaluator(8, WithoutLabels(), **options).run(params)
   assert found['num_examples'] == 21 and 'skipped' not in found
   for name in ('loss', 'accuracy'):

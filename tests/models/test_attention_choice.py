@@ -21,7 +21,7 @@ from vit_jax.models.dense import BlockOptions
 from vit_jax.models.posemb import Relative
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.objectives.distillation import Teacher, distillation
+from vit_jax.objectives.distillation import Distillation, Teacher
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.train import train
@@ -190,7 +190,7 @@ def test_a_run_records_its_choices_and_resumes_with_them(tmp_path, monkeypatch):
   assert not run(tmp_path / 'named', [], small.clone(attention='xla'))
   run(tmp_path / 'teacher', [1, 2])
   teacher = functools.partial(
-    distillation, teacher=Teacher(str(tmp_path / 'teacher'), same_classes=True)
+    Distillation, teacher=Teacher(str(tmp_path / 'teacher'), same_classes=True)
   )
   student = small.clone(num_heads=2)
   chosen = run(tmp_path / 'run', [2, 1, 1, 2], student, objective=teacher)

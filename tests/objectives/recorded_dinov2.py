@@ -69,7 +69,13 @@ def compare(name):
   """
   golden, loss_fn, frozen = tiny.golden(name), Given(MODEL, **FIELDS), {}
   if name == 'anchor':
-    loss_fn = Anchored(inner=loss_fn, start=None, weight=recorder.ANCHOR)
+    loss_fn = Anchored(
+      MODEL,
+      preprocess=FIELDS['preprocess'],
+      objective=lambda *_, **__: Given(MODEL, **FIELDS),
+      start=None,
+      weight=recorder.ANCHOR,
+    )
     frozen = {'start': parameters(1)}
   tx = optax.adamw(recorder.LR, eps=recorder.EPS, weight_decay=recorder.DECAY)
   params = parameters()

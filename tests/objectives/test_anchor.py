@@ -14,11 +14,11 @@ from vit_jax.durations import Timeline
 from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.resnet import ResNet
-from vit_jax.objectives.anchor import Start, anchored
+from vit_jax.objectives.anchor import Anchored, Start
 from vit_jax.objectives.dino import Dino, DinoHead
 from vit_jax.objectives.feature_distillation import FeatureDistillation
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
-from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
+from vit_jax.objectives.lejepa import LeJepa, Projector
 from vit_jax.objectives.mae import Mae
 from vit_jax.step import Context
 from vit_jax.types import UserError
@@ -34,7 +34,6 @@ VIEWS = recorded.FIELDS['views']
 LEJEPA = functools.partial(LeJepa, projector=PROJECTOR, views=VIEWS)
 INNER = {
   'lejepa': LEJEPA,
-  'visreg': functools.partial(LEJEPA, regularizer=Visreg(slices=8)),
   'dino': functools.partial(Dino, head=DinoHead(16, 12, 6), views=VIEWS),
 }
 
@@ -49,10 +48,11 @@ def path(tmp_path_factory):
 
 
 def make(path, name, model=MODEL, **options):
-  made = anchored(
+  teacher = functools.partial(FeatureDistillation, teacher=FrozenTeacher(path))
+  made = Anchored(
     model,
     preprocess=Normalize(),
-    objective=INNER.get(name, name),
+    objective=INNER.get(name, teacher),
     start=Start(InitFrom(path)),
     **options,
   )
@@ -64,7 +64,7 @@ def batch_of(i):
   return {'image': crops['image'], 'local': crops['local'][:, :, :8, :8]}
 
 
-@pytest.mark.parametrize('name', INNER)
+@pytest.mark.parametrize('name', [*INNER, 'features'])
 def test_an_anchor_adds_to_any_objective_of_views(name, path):
   """The anchor of the start itself is 0. Its table is resized for the crops."""
   loss_fn = make(path, name, weight=2.0)
@@ -74,42 +74,23 @@ def test_an_anchor_adds_to_any_objective_of_views(name, path):
   params = {**start, 'objective': loss_fn.init(KEY, IMAGES)}
   moved = params | {'norm': {k: x + 0.5 for k, x in start['norm'].items()}}
   batch = jax.tree.map(jnp.float32, batch_of(0))
-  call = jax.jit(lambda fn, *args: fn(*args), static_argnums=0)
+  if name == 'features':  # which has a teacher, too, and one view
+    assert frozen['teacher']['pos_embedding'].shape == (1, 6, 6, 16)
+    batch = {'image': batch['image'][:, 0]}
+  whole, inner = (jax.jit(x.__call__) for x in (loss_fn, loss_fn.inner))
   context = Context(0, params, loss_fn.carried(), frozen)
-  _, same, *_ = call(loss_fn, params, batch, KEY, context)
+  _, same, *_ = whole(params, batch, KEY, context)
   np.testing.assert_allclose(same['anchor'], 0, atol=1e-12)
   for _ in range(2):  # the second step has what the inner objective carries
-    loss, metrics, *carried = call(loss_fn, moved, batch, KEY, context)
-    plain, _, *expected = call(loss_fn.inner, moved, batch, KEY, context)
+    loss, metrics, *carried = whole(moved, batch, KEY, context)
+    plain, _, *expected = inner(moved, batch, KEY, context)
     assert metrics['anchor'] > 1e-4
     np.testing.assert_allclose(loss, plain + 2 * metrics['anchor'], rtol=1e-6)
     jax.tree.map(np.testing.assert_array_equal, carried, expected)
-    assert len(carried) == (name == 'dino')
+    assert len(carried) == (name in ('dino', 'features'))
     context = context._replace(carried=(*expected, None)[0])
-  inner = loss_fn.inner
-  assert loss_fn.whole_batch == inner.whole_batch
-  assert (loss_fn.ema_weight is None) == (inner.ema_weight is None)
-
-
-@pytest.mark.usefixtures('fast_compilation')
-def test_a_start_next_to_another_teacher(path):
-  inner = functools.partial(FeatureDistillation, teacher=FrozenTeacher(path))
-  loss_fn = make(path, inner, weight=2.0)
-  frozen = tiny.frozen(loss_fn)
-  grids = {k: x['pos_embedding'].shape[1] for k, x in frozen.items()}
-  assert grids == {'teacher': 6, 'start': 4}
-  params = jax.tree.map(lambda x: 0.9 * x, frozen['start'])
-  params['objective'] = loss_fn.init(KEY, IMAGES)
-  context = Context(0, None, loss_fn.carried(), frozen)
-  batch = {'image': jnp.float32(recorder.crops(0)['image'][:, 0])}
-
-  @jax.jit
-  def call(*args):
-    return loss_fn(*args)[:2], loss_fn.inner(*args)[0]
-
-  (loss, metrics), plain = call(params, batch, KEY, context)
-  assert metrics['anchor'] > 1e-4
-  np.testing.assert_allclose(loss, plain + 2 * metrics['anchor'], rtol=1e-6)
+  assert loss_fn.whole_batch == loss_fn.inner.whole_batch
+  assert (loss_fn.ema_weight is None) == (name != 'dino')
 
 
 def test_what_cannot_be_anchored_is_refused(path):
@@ -118,7 +99,7 @@ def test_what_cannot_be_anchored_is_refused(path):
     (MODEL, Mae, 'objective Mae'),
   ):
     with pytest.raises(UserError, match=named):
-      anchored(
+      Anchored(
         model,
         preprocess=Normalize(),
         objective=objective,

@@ -101,8 +101,8 @@ def assert_close(found, expected, rtol, atol):
 
 def test_loss_gradient_and_centre_are_lightlys():
   class Given(Dino):
-    def encode(self, params, batch, rng, state):
-      return Seen(params, batch, rng, state, {})
+    def encode(self, seen):
+      return seen
 
     def outputs(self, seen):
       return seen.params['objective']['last'], jnp.asarray(seen.batch)
@@ -198,7 +198,7 @@ def test_the_teacher_is_the_ema_and_sees_global_views():
   @jax.jit
   def outputs(params, ema, batch, rng):
     of_teacher = dataclasses.replace(state, ema=ema)
-    return loss_fn.outputs(loss_fn.encode(params, batch, rng, of_teacher))
+    return loss_fn.outputs(loss_fn.encode(Seen(params, batch, rng, of_teacher)))
 
   ema = jax.tree.map(lambda x: 0.9 * x, state.ema)
   batch = jax.tree.map(jnp.float32, batch)
@@ -255,7 +255,7 @@ def test_coding_rate():
   state.ema = jax.tree.map(lambda x: 0.9 * x, state.params)
   batch = jax.tree.map(jnp.float32, recorder.crops(0))
   (loss, (metrics,)), _ = grads_of(loss_fn, state, batch)
-  encode = jax.jit(lambda *x: loss_fn.outputs(loss_fn.encode(*x)))
+  encode = jax.jit(lambda *x: loss_fn.outputs(loss_fn.encode(Seen(*x))))
   outputs = encode(state.params, batch, KEY, state)
   student, teacher = (np.asarray(x, np.float64) for x in outputs)
   np.testing.assert_allclose((student**2).sum(-1), 1, rtol=1e-5)

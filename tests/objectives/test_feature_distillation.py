@@ -27,7 +27,7 @@ from vit_jax.objectives.feature_distillation import (
 )
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.parallel import sharding
-from vit_jax.step import Context, Seen, TrainState, train_step
+from vit_jax.step import Context, TrainState, train_step
 from vit_jax.weights import formats
 
 KEY = jax.random.key(0)
@@ -78,8 +78,8 @@ class Given(FeatureDistillation):
   def prepare(self, batch, rng):
     return batch
 
-  def encode(self, *args):
-    return Seen(*args, {})
+  def encode(self, seen):
+    return seen
 
   def features(self, seen):
     params, batch = seen.params, seen.batch

@@ -16,11 +16,10 @@ from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.masked_patches import (
   Colours,
-  Prediction,
+  MaskedPatches,
   Task,
   cut,
   draw,
-  masked_patches,
 )
 from vit_jax.science.tokens import FrozenTokens
 
@@ -49,7 +48,7 @@ def make_params(num_classes=512, **fields):
 
 
 def loss_of(model, params, rng=0, images=IMAGES, **task):
-  loss_fn = masked_patches(model, preprocess=Normalize(), task=Task(**task))
+  loss_fn = MaskedPatches(model, preprocess=Normalize(), task=Task(**task))
   return jax.jit(loss_fn)(params, {'image': images}, quick_key(rng))
 
 
@@ -116,9 +115,10 @@ def test_loss_and_accuracy(predict):
   """Means over corrupted patches only, kept ones among them."""
   outputs = OUTPUTS[predict]
   model, params = make_model(num_classes=outputs), make_params(outputs)
-  prediction = Prediction(model, Normalize(), Task(predict, downsampled_to=2))
+  task = Task(predict, downsampled_to=2)
+  loss_fn = MaskedPatches(model, preprocess=Normalize(), task=task)
   keys = jax.random.split(quick_key(0), len(IMAGES))
-  found = jax.device_get(jax.jit(prediction)(params, IMAGES, keys))
+  found = jax.device_get(jax.jit(loss_fn.predict)(params, IMAGES, keys))
   assert (found['corrupted'].sum(axis=1) == 3).all()
   losses, hits = [], []
   for b, n in zip(*np.nonzero(found['corrupted'])):
@@ -163,7 +163,7 @@ def test_the_model_replaces_patches():
 
 def test_mask_vector_learns():
   model, params = make_model(), make_params()
-  loss_fn = masked_patches(model, preprocess=Normalize())
+  loss_fn = MaskedPatches(model, preprocess=Normalize())
 
   def loss(mask):  # of this parameter alone, which compiles faster
     changed = params | {'mask': mask}
@@ -175,7 +175,7 @@ def test_mask_vector_learns():
 
 def test_labels_are_not_needed_and_the_draw_is_of_the_rng():
   model, params = make_model(), make_params()
-  loss_fn = jax.jit(masked_patches(model, preprocess=Normalize()))
+  loss_fn = jax.jit(MaskedPatches(model, preprocess=Normalize()))
   batch = {'image': IMAGES}
   one, two, same = (loss_fn(params, batch, quick_key(i))[0] for i in (0, 1, 0))
   assert one == same and one != two and one.shape == ()
@@ -209,8 +209,9 @@ def test_tokens_are_predicted_and_their_vectors_frozen():
   params = model.init(jax.random.key(0), np.float32(images))['params']
   assert 'embedding' not in params
   task = Task(predict='tokens', ratio=0.2)
-  predict = Prediction(model, Normalize(0.0, 1.0), task)
-  found = predict(params, images, jax.random.split(jax.random.key(1), 4))
+  loss_fn = MaskedPatches(model, preprocess=Normalize(0.0, 1.0), task=task)
+  keys = jax.random.split(jax.random.key(1), 4)
+  found = loss_fn.predict(params, images, keys)
   assert found['corrupted'].sum(axis=1).tolist() == [3] * 4
   logits = np.asarray(found['outputs'])
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -13,7 +13,7 @@ from configs import common
 from vit_jax import config
 from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import sigmoid_loss
-from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixup, mixed
+from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixed, Mixup
 from vit_jax.parallel import sharding
 from vit_jax.step import TrainState, train_step
 
@@ -50,7 +50,7 @@ def seen(model, *, preprocess):
 
 
 def wrap(objective=seen, mixer=BOTH, **options):
-  return mixed(
+  return Mixed(
     Linear(),
     preprocess=Normalize(),
     objective=objective,

@@ -18,7 +18,7 @@ from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import Centre, Dino, DinoHead, SimDino
 from vit_jax.objectives.lejepa import LeJepa, Projector, Sigreg, Visreg
 from vit_jax.objectives.mae import Decoder, Mae
-from vit_jax.objectives.masked_patches import Task, masked_patches
+from vit_jax.objectives.masked_patches import MaskedPatches, Task
 from vit_jax.objectives.terms import Koleo
 from vit_jax.objectives.views import OfViews
 from vit_jax.step import Context, Term
@@ -53,15 +53,13 @@ DINO = TEACHER | {
   'centre': (Centre(0.8), Centre(0.7)),
   'freeze_last_layer': (steps(4), None),
 }
-LOSS = (
-  INPUTS
-  | TERMS
-  | {
-    'model': (MODEL.clone(num_classes=2), MODEL.clone(num_classes=2, depth=2)),
-    'label_smoothing': (0.1, 0.2),
-    'class_weights': ((1, 2), (2, 1)),
-  }
-)
+LOSS = {
+  **INPUTS,
+  **TERMS,
+  'model': (MODEL.clone(num_classes=2), MODEL.clone(num_classes=2, depth=2)),
+  'label_smoothing': (0.1, 0.2),
+  'class_weights': ((1, 2), (2, 1)),
+}
 
 
 def lejepa(**fields):
@@ -75,7 +73,7 @@ def masked(task):
     pooling=NoPooling(),
     num_classes=outputs,
   )
-  return masked_patches(model, preprocess=PIXELS, task=task)
+  return MaskedPatches(model, preprocess=PIXELS, task=task)
 
 
 def row(make, options, within=lambda x: x, **more):
@@ -185,7 +183,7 @@ def observe(objective):
   batch = {'image': images, 'label': LABELS}
   batch |= {'local': IMAGES[:, :1]} if of_views else {}
   batch = objective.prepare(batch, KEY)
-  model = getattr(objective, 'model', None) or objective.prediction.model
+  model = objective.model
   one = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
   shapes = jax.eval_shape(model.init, KEY, one)['params']
   shapes['objective'] = jax.eval_shape(objective.init, KEY, one)

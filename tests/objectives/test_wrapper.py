@@ -6,9 +6,9 @@ import tiny
 from vit_jax.data.pipeline import Data
 from vit_jax.models.dense import Normalize
 from vit_jax.objectives.dino import Dino
-from vit_jax.objectives.distillation import Teacher, distillation
+from vit_jax.objectives.distillation import Distillation, Teacher
 from vit_jax.objectives.mae import Mae
-from vit_jax.objectives.mixing import Mixup, mixed
+from vit_jax.objectives.mixing import Mixed, Mixup
 from vit_jax.parallel import sharding
 from vit_jax.science.gradients import StableRank
 from vit_jax.step import Objective, as_objective
@@ -20,8 +20,8 @@ MODEL = tiny.vit()
 def test_only_an_objective_with_labels_is_wrapped():
   made = {'preprocess': Normalize(), 'objective': Mae}
   for wrapper, options, message in (
-    (mixed, {'mixer': Mixup(0.2)}, 'Mae has none'),
-    (distillation, {'teacher': Teacher('none')}, 'can only wrap'),
+    (Mixed, {'mixer': Mixup(0.2)}, 'Mae has none'),
+    (Distillation, {'teacher': Teacher('none')}, 'can only wrap'),
   ):
     with pytest.raises(UserError, match=message):
       wrapper(MODEL, **made, **options)

@@ -247,7 +247,7 @@ def test_augreg_levels(row):
   assert _names(config.data.transforms[:2]) == ['InceptionCrop', 'FlipLR']
   found = augment and (augment['num_layers'], augment['magnitude'])
   assert found == (None if layers is None else (layers, magnitude))
-  mixed = config.objective.target.endswith('.mixed')
+  mixed = config.objective.target.endswith('.Mixed')
   assert (config.objective.mixer.alpha if mixed else None) == mixup
   model, adam = config.model, config.optimizer
   assert (model.dropout, model.stochastic_depth) == (0.1, 0.1)

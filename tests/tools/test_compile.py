@@ -244,7 +244,7 @@ class OfViews(Objective):
   def init(self, rng, images):
     return {'scale': jnp.ones(())}
 
-  def of_run(self, timeline, images, choose):
+  def of_run(self, timeline, images):
     return dataclasses.replace(self, timeline=timeline)
 
   def __call__(self, params, batch, rng, context):

@@ -69,7 +69,7 @@ def workdir(tmp_path_factory):
     'data': {'source': SOURCE | {'seed': 1}, 'batch_size': 8},
     'task': TASK,
   }
-  objective = 'vit_jax.objectives.masked_patches.masked_patches'
+  objective = 'vit_jax.objectives.masked_patches.MaskedPatches'
   config = {
     'objective': {'target': objective, 'task': TASK},
     'data': {'source': SOURCE, 'batch_size': 8, 'labels': False},

@@ -197,13 +197,17 @@ class _Plan:
       values, is_part = dict(items(value)), dataclasses.is_dataclass(annotation)
       if is_part and rest_field_of(annotation):
         return self.flat(annotation, values, where, others)
+      inner = item_of(annotation)
+      has_names = dataclasses.is_dataclass(inner) and rest_field_of(inner)
+      if 'target' in values and has_names:
+        self.problems.append(f'{where}.target: set {where}.NAME.target.')
+        return {}
       if 'target' in values:
         return self.target(values, annotation, where)
       if is_part:
         call = self.call(annotation, values, where)
         self.require_all(call)
         return call
-      inner = item_of(annotation)
       complete = [k for k, v in values.items() if is_dict(v) and 'target' in v]
       return {
         k: self.value(v, inner, join(where, k), complete)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 
 from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
-from vit_jax.objectives.masked_patches import Prediction, Task
+from vit_jax.objectives import masked_patches
 from vit_jax.types import ACCURACY, Batch, KeySeed, Kind, Kinds, Params
 
 
@@ -22,10 +22,12 @@ class MaskedPatches(SplitEvaluator):
   """
 
   seed: KeySeed = 0
-  task: Task = Task()
+  task: masked_patches.Task = masked_patches.Task()
 
   def __post_init__(self) -> None:
-    self._prediction = Prediction(self.model, self.preprocess, self.task)
+    self._objective = masked_patches.MaskedPatches(
+      self.model, preprocess=self.preprocess, task=self.task
+    )
     super().__post_init__()
 
   labelled = False
@@ -37,7 +39,7 @@ class MaskedPatches(SplitEvaluator):
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     keys = keys_of(batch['index'], self.seed)
-    return self._prediction(params, batch['image'], keys)['metrics']
+    return self._objective.predict(params, batch['image'], keys)['metrics']
 
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}; there is no accuracy for 'pixels'."""

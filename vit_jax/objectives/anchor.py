@@ -1,6 +1,7 @@
 """An anchor for a model that continues from published weights.
 
-`anchored` wraps an objective of views (LeJEPA, VISReg, DINO, DINOv2). It adds
+`Anchored` wraps an objective of views (LeJEPA, VISReg, DINO, DINOv2) or feature
+distillation. It adds
 
     weight * mean over pairs of patches of (x_i · x_j - y_i · y_j)^2
 
@@ -11,6 +12,7 @@ were, and may turn together.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,19 +25,8 @@ from vit_jax.objectives.encode import encode
 from vit_jax.objectives.frozen_teacher import FrozenModel
 from vit_jax.objectives.views import OfViews
 from vit_jax.objectives.wrapper import Around
-from vit_jax.step import Context, OfFeatures, Seen
-from vit_jax.types import (
-  Array,
-  Batch,
-  FlatParams,
-  MakeObjective,
-  Model,
-  NonNegative,
-  Outputs,
-  Params,
-  Preprocess,
-  UserError,
-)
+from vit_jax.step import OfFeatures, Seen
+from vit_jax.types import FlatParams, NonNegative, Outputs, UserError
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 
@@ -62,39 +53,29 @@ class Start(FrozenModel):
     }
 
 
-def anchored(
-  model: Model,
-  *,
-  preprocess: Preprocess,
-  objective: MakeObjective,
-  start: Start,
-  weight: NonNegative = 1.0,
-) -> 'Anchored':
-  """Return the `objective` with an anchor, whose value is a metric.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Anchored(OfFeatures, Around):
+  """An objective of views with an anchor, whose value is a metric.
 
-  Args:
+  Attributes:
     weight: 0: the anchor is a metric only. DINOv3 has 0, then 2, in its Gram
       anchoring and 1.5 in its adaptation to large images. Its teacher also sees
       larger crops: 512 px for the student's 256.
   """
-  inner = objective(model, preprocess=preprocess)
-  is_vit = isinstance(model, VisionTransformer)
-  if not (is_vit and isinstance(inner, OfViews)):
-    raise UserError(
-      f'An anchor holds the patches of views, but the model is a '
-      f'{type(model).__name__} and the objective {type(inner).__name__}. Use a '
-      'VisionTransformer with LeJepa, Dino or DinoV2, or leave the anchor out.'
-    )
-  return Anchored(inner=inner, start=start, weight=weight)
 
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Anchored(OfFeatures, Around):
-  """See `anchored`."""
-
-  inner: OfViews
   start: Start
-  weight: float
+  weight: NonNegative = 1.0
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    is_vit = isinstance(self.model, VisionTransformer)
+    if not (is_vit and isinstance(self.inner, OfViews)):
+      raise UserError(
+        f'An anchor holds patches, but the model is a '
+        f'{type(self.model).__name__} and the objective '
+        f'{type(self.inner).__name__}. Use a VisionTransformer and LeJepa, '
+        'Dino, DinoV2 or FeatureDistillation.'
+      )
 
   @property
   def teachers(self) -> dict[str, Any]:  # type: ignore[override]
@@ -104,25 +85,23 @@ class Anchored(OfFeatures, Around):
     self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'Anchored':
     made: Any = super().of_run(timeline, images, choose)
-    start = self.start.opened(model=self.inner.model, images=images)
+    start = self.start.opened(model=self.model, images=images)
     return dataclasses.replace(made, start=start)
 
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
-    return self.inner.encode(params, batch, rng, context)
+  def encode(self, seen: Seen) -> Seen:
+    return self.inner.encode(seen)
 
   def loss(self, seen: Seen) -> Outputs:
     loss, metrics, *carried = self.inner.loss(seen)
     images, params = seen.batch['image'], seen.context.teachers['start']
-    start = encode(self.inner.model, params, self.inner.preprocess(images))
+    start = encode(self.model, params, self.preprocess(images))
     change = similarities(seen.features['image']) - similarities(start)
     anchor = jnp.mean(change**2)
     loss += self.weight * anchor
     return loss, metrics | {'loss': loss, 'anchor': anchor}, *carried
 
 
-def similarities(features: dict[str, Any]) -> jax.Array:
+def similarities(features: Mapping[str, Any]) -> jax.Array:
   """Return the cosines of the patches of images or views: [..., n, n]."""
   patches = features['tokens'][..., -features['patches'].shape[-2] :, :]
   x = patches.astype(jnp.float32)

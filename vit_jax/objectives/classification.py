@@ -11,18 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models.vit import Classifier
 from vit_jax.objectives.encode import encode
-from vit_jax.step import Context, Labelled, OfFeatures, Seen, Terms
-from vit_jax.types import (
-  Array,
-  Batch,
-  Model,
-  NonNegative,
-  Outputs,
-  Params,
-  Preprocess,
-  Rate,
-)
+from vit_jax.step import Labelled, OfFeatures, Seen, Terms
+from vit_jax.types import Array, Model, NonNegative, Outputs, Preprocess, Rate
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,16 +40,16 @@ class CrossEntropy(OfFeatures, Labelled):
 
   mean_over_classes = False
 
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
-    images, model = self.preprocess(batch['image']), self.model
-    if self.terms and callable(getattr(type(model), 'features', None)):
-      found = encode(model, params, images, rng)
+  def encode(self, seen: Seen, whole: bool = False) -> Seen:
+    """Return it with the logits; `whole`, and for terms, with all features."""
+    model, images = self.model, self.preprocess(seen.batch['image'])
+    if (whole or self.terms) and isinstance(model, Classifier):
+      found = encode(model, seen.params, images, seen.rng)
     else:
-      options: Any = {'train': True, 'rngs': {'dropout': rng}}
-      found = {'logits': model.apply({'params': params}, images, **options)}
-    return Seen(params, batch, rng, context, {'image': found})
+      options: Any = {'train': True, 'rngs': {'dropout': seen.rng}}
+      logits = model.apply({'params': seen.params}, images, **options)
+      found = {'logits': logits}
+    return seen._replace(features={'image': found})
 
   def loss(self, seen: Seen) -> Outputs:
     logits = seen.features['image']['logits']

@@ -21,8 +21,8 @@ from vit_jax.models.dense import GELU, matmul
 from vit_jax.objectives.ema_teacher import EmaTeacher
 from vit_jax.objectives.encode import encode
 from vit_jax.objectives.views import OfViews
-from vit_jax.step import Context, Seen
-from vit_jax.types import Array, Batch, Count, Outputs, Params, Positive, Rate
+from vit_jax.step import Seen
+from vit_jax.types import Array, Count, Outputs, Params, Positive, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,14 +129,12 @@ class SelfDistillation(EmaTeacher, OfViews):
     out, _ = jax.eval_shape(self.model.init_with_output, rng, images)
     return self.head.init(rng, out.shape[-1])
 
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
+  def encode(self, seen: Seen) -> Seen:
     """Return the features of the views, and 'teacher': of its large views."""
-    seen = super().encode(params, batch, rng, context)
-    images = self.preprocess(batch['image'])
-    seen.features['teacher'] = encode(self.model, context.ema, images)
-    return seen
+    seen = super().encode(seen)
+    images = self.preprocess(seen.batch['image'])
+    teacher = encode(self.model, seen.context.ema, images)
+    return seen._replace(features={**seen.features, 'teacher': teacher})
 
   def outputs(self, seen: Seen) -> tuple[jax.Array, jax.Array]:
     """Return the outputs of student, [B, V, K], and teacher, [B, G, K]."""
@@ -187,17 +185,16 @@ class Dino(SelfDistillation):
     start, end = self.warmup_teacher_temperature, self.teacher_temperature
     return start + (end - start) * jnp.minimum(1, step / warmup)
 
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
-    frozen = context.step < self.timeline.steps(self.freeze_last_layer)
+  def encode(self, seen: Seen) -> Seen:
+    frozen = seen.context.step < self.timeline.steps(self.freeze_last_layer)
 
     def stop(path, x):
       is_last = 'last' in path.split('/')
       return jnp.where(frozen, jax.lax.stop_gradient(x), x) if is_last else x
 
-    heads = tree.map_with_path(stop, params['objective'])
-    return super().encode({**params, 'objective': heads}, batch, rng, context)
+    heads = tree.map_with_path(stop, seen.params['objective'])
+    params = {**seen.params, 'objective': heads}
+    return super().encode(seen._replace(params=params))
 
   def loss(self, seen: Seen) -> Outputs:
     student, teacher = self.outputs(seen)

@@ -1,11 +1,11 @@
 """Distillation: a student learns the predictions of a teacher.
 
-`distillation` wraps an objective of logits and labels. Teacher and student see
+`Distillation` wraps an objective of logits and labels. Teacher and student see
 the same pixels ("consistent" teaching in "Knowledge distillation: A good
 teacher is patient and consistent", Beyer et al., 2021). This includes mixup, if
 it is outside:
 
-    mixed(objective=distillation(objective=softmax_xent))
+    Mixed(objective=Distillation(objective=softmax_xent))
 
 A student with the pooling DistillationToken (DeiT) learns the labels with the
 head of its class token, and the teacher with the head of its distillation
@@ -24,26 +24,23 @@ from vit_jax.objectives.classification import (
   softmax_loss,
   softmax_xent,
 )
-from vit_jax.objectives.encode import encode
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
-from vit_jax.step import Context, Labelled, OfFeatures, Seen
+from vit_jax.objectives.wrapper import Around
+from vit_jax.step import Labelled, OfFeatures, Seen
 from vit_jax.types import (
   RATE,
   Array,
-  Batch,
   Fraction,
   Kinds,
   MakeObjective,
-  Model,
   Outputs,
   Params,
   Positive,
-  Preprocess,
   UserError,
 )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Teacher(FrozenTeacher):
   """A frozen teacher with the classes of the data.
 
@@ -73,78 +70,55 @@ class Teacher(FrozenTeacher):
     return jax.lax.stop_gradient(logits)
 
 
-def distillation(
-  model: Model,
-  *,
-  preprocess: Preprocess,
-  teacher: Teacher,
-  objective: MakeObjective = softmax_xent,
-  kind: Literal['soft', 'hard'] = 'soft',
-  temperature: Positive = 1.0,
-  weight: Fraction = 1.0,
-) -> 'Distillation':
-  """Return (1 - weight) * loss of the labels + weight * loss of the teacher.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Distillation(OfFeatures, Around, Labelled):
+  """(1 - weight) * loss of the labels + weight * loss of the teacher.
 
   Published settings: "patient teacher": soft, temperature 1, weight 1. DeiT:
   hard, weight 0.5; or soft, temperature 3, weight 0.1 (from memory of the
   paper). Its released code divides the soft loss by the number of classes, too.
 
-  Args:
-    model, preprocess: the student's model and preprocessing.
-    teacher: see Teacher.
+  The metrics are those of `objective` and 'label_loss', 'teacher_loss' and
+  'agreement', the fraction of examples in which teacher and student have the
+  same most probable class.
+
+  Attributes:
     objective: `softmax_xent` or `sigmoid_xent`, the loss of the labels.
     kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
       summed over classes, times temperature^2; 'hard': the softmax
       cross-entropy of the teacher's most probable class.
     temperature: softmax temperature for kind='soft'.
     weight: weight of the teacher's loss; the label loss has 1 - weight.
-
-  Returns:
-    Objective with the metrics of `objective` and 'loss', 'label_loss',
-    'teacher_loss' and 'agreement', the fraction of examples in which teacher
-    and student have the same most probable class.
   """
-  inner = objective(model, preprocess=preprocess)
-  if not isinstance(inner, CrossEntropy):
-    raise UserError(
-      'distillation can only wrap softmax_xent or sigmoid_xent. Wrap it in '
-      'others: mixed(objective=distillation(objective=softmax_xent)).'
-    )
-  if kind == 'hard' and temperature != 1:
-    raise UserError(
-      f"temperature={temperature} has no effect on kind='hard'. Leave it out."
-    )
-  pooling = getattr(model, 'pooling', None)
-  two_heads = getattr(pooling, 'distillation_token', False)
-  if weight == 1 and two_heads:
-    raise UserError(
-      'With DistillationToken, weight=1 does not train the head of the class '
-      'token, half of the prediction. Use a smaller weight, such as 0.5.'
-    )
-  return Distillation(
-    inner=inner,
-    teacher=teacher,
-    two_heads=two_heads,
-    kind=kind,
-    temperature=temperature,
-    weight=weight,
-  )
 
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Distillation(OfFeatures, Labelled):
-  """See `distillation`; `two_heads`: of a student with DistillationToken."""
-
-  inner: CrossEntropy
   teacher: Teacher
-  two_heads: bool
-  kinds: ClassVar[Kinds] = {**Labelled.kinds, 'agreement': RATE}
-  kind: str
-  temperature: float
-  weight: float
+  objective: MakeObjective = softmax_xent
+  kind: Literal['soft', 'hard'] = 'soft'
+  temperature: Positive = 1.0
+  weight: Fraction = 1.0
 
-  terms = property(lambda self: self.inner.terms)  # type: ignore
+  kinds: ClassVar[Kinds] = {**Labelled.kinds, 'agreement': RATE}
   teachers = property(lambda self: {'teacher': self.teacher})  # type: ignore
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if not isinstance(self.inner, CrossEntropy):
+      raise UserError(
+        'Distillation can only wrap softmax_xent or sigmoid_xent. Wrap it in '
+        'others: Mixed(objective=Distillation(objective=softmax_xent)).'
+      )
+    if self.kind == 'hard' and self.temperature != 1:
+      raise UserError(
+        f"temperature={self.temperature} has no effect on kind='hard'. Leave "
+        'it out.'
+      )
+    pooling = getattr(self.model, 'pooling', None)
+    two_heads = getattr(pooling, 'distillation_token', False)
+    if self.weight == 1 and two_heads:
+      raise UserError(
+        'With DistillationToken, weight=1 does not train the head of the class '
+        'token, half of the prediction. Use a smaller weight, such as 0.5.'
+      )
 
   @property
   def activation(self) -> str:  # type: ignore[override]
@@ -153,17 +127,11 @@ class Distillation(OfFeatures, Labelled):
   def of_run(
     self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'Distillation':
-    teacher = self.teacher.open(self.inner.model, choose)
+    teacher = self.teacher.open(self.model, choose)
     return dataclasses.replace(self, teacher=teacher)
 
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
-    if not self.two_heads:
-      return self.inner.encode(params, batch, rng, context)
-    images = self.inner.preprocess(batch['image'])
-    found = encode(self.inner.model, params, images, rng)
-    return Seen(params, batch, rng, context, {'image': found})
+  def encode(self, seen: Seen) -> Seen:
+    return self.inner.encode(seen, whole=True)
 
   def loss(self, seen: Seen) -> Outputs:
     found = seen.features['image']
@@ -172,9 +140,8 @@ class Distillation(OfFeatures, Labelled):
     label_loss, metrics = self.inner.compare(
       logits, jnp.asarray(seen.batch['label'])
     )
-    targets = self.teacher(
-      seen.context.teachers['teacher'], seen.batch['image']
-    )
+    params, images = seen.context.teachers['teacher'], seen.batch['image']
+    targets = self.teacher(params, images)
     losses = teacher_loss(
       logits_for_teacher, targets, kind=self.kind, temperature=self.temperature
     )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import tree
-from vit_jax.types import Array, Params, Shape
+from vit_jax.types import Array, Params
 
 
 def encode(
@@ -43,27 +43,21 @@ def encode(
 
 
 def summarize(
-  model: Any, params: Params, images: jax.Array, rng: Array | None = None
-) -> tuple[jax.Array, Any]:
-  """Return the `summary` of images, [B, H, W, C]."""
-  return summary(model, encode(model, params, images, rng), images.shape[1:])
-
-
-def summary(
-  model: Any, found: dict[str, jax.Array], shape: Shape
+  model: Any, params: Params, images: jax.Array, found: Any = None
 ) -> tuple[jax.Array, Any]:
   """Return (representation [B, D], patches [B, gh, gw, F]), both float32.
 
-  `found` are features of images of this shape, (H, W, C). The representation of
-  a model that does not pool is the mean over patches. The patches of a ResNet
-  are the cells of its last map. A model of your own that returns neither tokens
-  nor such a map has None.
+  `found` are the features, if they are known. The representation of a model
+  that does not pool is the mean over patches. The patches of a ResNet are the
+  cells of its last map. A model of your own that returns neither tokens nor
+  such a map has None.
   """
+  found = encode(model, params, images) if found is None else found
   pooled, patches = found['pre_logits'], found.get('map_-1')
   if patches is None and 'tokens' in found:
-    grid = model.embedding.grid(shape)
+    grid = model.embedding.grid(images.shape[1:])
     patches = found['tokens'][:, -math.prod(grid) :]
-    patches = patches.reshape(len(pooled), *grid, -1)
+    patches = patches.reshape(len(images), *grid, -1)
   if pooled.ndim == 3:
     pooled = pooled.mean(axis=1)
   return jax.tree.map(jnp.float32, (pooled, patches))

@@ -20,13 +20,12 @@ import optax
 from vit_jax.durations import Timeline
 from vit_jax.models import resample
 from vit_jax.objectives.colours import Colour, Views
-from vit_jax.objectives.encode import encode, summarize, summary
+from vit_jax.objectives.encode import encode, summarize
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.objectives.views import OfViews
-from vit_jax.step import Context, Seen
+from vit_jax.step import Seen
 from vit_jax.types import (
   LOSS,
-  Array,
   Batch,
   Expect,
   Kinds,
@@ -109,16 +108,16 @@ class FeatureDistillation(OfViews):
     others = images[jax.random.permutation(of_order, len(images))]
     return batch | {'image': weight * images + (1 - weight) * others}
 
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
-    found = encode(self.model, params, self.preprocess(batch['image']), rng)
-    return Seen(params, batch, rng, context, {'image': found})
+  def encode(self, seen: Seen) -> Seen:
+    images = self.preprocess(seen.batch['image'])
+    found = encode(self.model, seen.params, images, seen.rng)
+    return seen._replace(features={'image': found})
 
   def features(self, seen: Seen) -> tuple[Features, Features]:
     """Return the features of student and teacher, each as it has them."""
     images, teacher = seen.batch['image'], self.teacher
-    student = summary(self.model, seen.features['image'], images.shape[1:])
+    found = seen.features['image']
+    student = summarize(self.model, seen.params, images, found)
     images = teacher.convert(images)
     params = seen.context.teachers['teacher']
     targets = summarize(teacher.model, params, images)

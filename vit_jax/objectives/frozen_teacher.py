@@ -30,11 +30,8 @@ class FrozenModel:
   """A model whose parameters are an argument of the train step.
 
   They are sharded by the rules of the model. No checkpoint contains them, and
-  no optimizer sees them. A resumed run compares them. A subclass has `read`.
-
-  Attributes, after `opened`:
-    model: with the attention that was chosen.
-    images: ShapeDtypeStruct of a batch of one image.
+  no optimizer sees them. A resumed run compares them. A subclass has `read`,
+  and copies with `model` and `images`, a ShapeDtypeStruct of its batches.
   """
 
   model: Any

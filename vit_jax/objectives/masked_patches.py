@@ -28,7 +28,6 @@ from vit_jax.types import (
   Array,
   Batch,
   Count,
-  Model,
   Outputs,
   Params,
   Preprocess,
@@ -169,8 +168,8 @@ def draw(
 
 
 @dataclasses.dataclass(frozen=True)
-class Prediction:
-  """Corruption and prediction, shared by training, evaluation and figures.
+class MaskedPatches(Objective):
+  """Objective of masked patch prediction; no labels.
 
   The model is a VisionTransformer with NoPooling, embedding.mask_token and the
   num_classes that the target needs; with class_token if the model will be
@@ -178,6 +177,7 @@ class Prediction:
   """
 
   model: Any
+  _: dataclasses.KW_ONLY
   preprocess: Preprocess
   task: Task = Task()
 
@@ -186,7 +186,7 @@ class Prediction:
     whole = embedding.mask_token and embedding.reduction == 1
     if not (isinstance(pooling, NoPooling) and whole):
       raise UserError(
-        f'masked_patches: the model has pooling={pooling} and embedding='
+        f'MaskedPatches: the model has pooling={pooling} and embedding='
         f'{embedding}. It needs NoPooling, mask_token=True and patches of '
         'pixels.'
       )
@@ -200,7 +200,7 @@ class Prediction:
     one = self.task.predict == 'mean_colour'
     return Colours(1 if one else self.task.downsampled_to)
 
-  def __call__(
+  def predict(
     self,
     params: Params,
     images: jax.Array,
@@ -245,28 +245,12 @@ class Prediction:
       'outputs': outputs,
     }
 
-
-def masked_patches(
-  model: Model, *, preprocess: Preprocess, task: Task = Task()
-) -> 'MaskedPatches':
-  """Return the objective of masked patch prediction, see Prediction."""
-  return MaskedPatches(Prediction(model, preprocess, task))
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskedPatches(Objective):
-  """See `masked_patches`; no labels."""
-
-  prediction: Prediction
-
   def __call__(
     self, params: Params, batch: Batch, rng: Array, context: Context = Context()
   ) -> Outputs:
     draw_rng, dropout_rng = jax.random.split(rng)
     keys = jax.random.split(draw_rng, len(batch['image']))
-    found = self.prediction(
-      params, batch['image'], keys, dropout_rng=dropout_rng
-    )
+    found = self.predict(params, batch['image'], keys, dropout_rng=dropout_rng)
     # Images have equally many corrupted patches: the mean of means is exact.
     metrics = {name: jnp.mean(x) for name, x in found['metrics'].items()}
     return metrics['loss'], metrics

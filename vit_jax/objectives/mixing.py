@@ -1,11 +1,10 @@
 """Mixing of images and of their labels: mixup and CutMix, on the device.
 
-`mixed` wraps any objective, and mixes all examples of a batch in the same way.
-Example i of the global batch of B is mixed with its partner, example i + B // 2
-(modulo B), across devices, hosts and micro-batches. Repeats of an
-image, which follow each other in a batch (`data.order.Repeated`), are not
-partners if they are at most half of the batch. A mesh of an even number of
-devices exchanges whole shards, as uint8.
+`Mixed` wraps any objective of labels, and mixes all examples of a batch in the
+same way. Example i of the global batch of B is mixed with its partner, example
+i + B // 2 (modulo B), across devices, hosts and micro-batches. Repeats of one
+image (`data.order.Repeated`) never mix if they fill at most half of the batch.
+A mesh of an even number of devices exchanges whole shards, as uint8.
 
 A mixer is any function (rng, (H, W)) -> Blend of one image:
 
@@ -38,12 +37,9 @@ from vit_jax.types import (
   Array,
   Batch,
   Fraction,
-  MakeObjective,
-  Model,
   Outputs,
   Params,
   Positive,
-  Preprocess,
   UserError,
 )
 
@@ -127,27 +123,14 @@ def _whole(size):
   return jnp.array([0, 0, *size], jnp.int32)
 
 
-def mixed(
-  model: Model,
-  *,
-  preprocess: Preprocess,
-  objective: MakeObjective,
-  mixer: Mixer,
-) -> 'Mixed':
-  """Return the `objective`, of labels, for mixed images and labels.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Mixed(Wrapper):
+  """An objective of labels, for mixed images and labels.
 
   The inner objective gets float32 images in 0..255 and float32 labels [B, K].
   """
-  inner = objective(model, preprocess=preprocess)
-  return Mixed(inner=inner, mixer=mixer, num_classes=model.num_classes)
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Mixed(Wrapper):
-  """See `mixed`."""
 
   mixer: Mixer
-  num_classes: int | None
 
   def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
     """Add 'mixing': the partner of each example, and how they are mixed."""
@@ -167,7 +150,7 @@ class Mixed(Wrapper):
   ) -> Outputs:
     if 'mixing' not in batch:
       batch = self.prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
-    mix = functools.partial(_mix, num_classes=self.num_classes)
+    mix = functools.partial(_mix, num_classes=self.model.num_classes)
     return self.inner(params, jax.vmap(mix)(batch), rng, context)
 
 

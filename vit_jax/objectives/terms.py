@@ -15,8 +15,7 @@ def find(seen: Seen, name: str) -> jax.Array:
   found = seen.features['image']
   if name not in found:
     raise UserError(
-      f'A term needs {name!r} of the model, which has {", ".join(found)} here. '
-      'Leave the term out, or add it to another objective.'
+      f'A term needs {name!r}, and this objective has {", ".join(found)}.'
     )
   return found[name].astype(jnp.float32)
 
@@ -57,6 +56,8 @@ def koleo(x: jax.Array) -> jax.Array:
   It is the mean of -log(distance to the nearest other image), of vectors
   divided by their lengths. The nearest has the largest inner product.
   """
+  if len(x) == 1:
+    raise UserError('KoLeo compares images: batch_size=1 is too small.')
   x = x.astype(jnp.float32)
   x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
   products = jnp.einsum('igd,jgd->gij', x, x, precision='highest')

@@ -8,17 +8,13 @@ import jax.numpy as jnp
 
 from vit_jax.objectives.colours import Views
 from vit_jax.objectives.encode import encode
-from vit_jax.step import Context, OfFeatures, Seen, Terms
-from vit_jax.types import Array, Batch, Params, Preprocess
+from vit_jax.step import OfFeatures, Seen, Terms
+from vit_jax.types import Batch, Params, Preprocess
 
 
 @dataclasses.dataclass(frozen=True)
 class OfViews(OfFeatures):
-  """Base of the objectives that compare views of an image.
-
-  A subclass has the `loss`. A wrapper can use the same features, as anchor.py
-  does.
-  """
+  """Base of the objectives that compare views; a subclass has the `loss`."""
 
   model: Any
   _: dataclasses.KW_ONLY
@@ -33,19 +29,15 @@ class OfViews(OfFeatures):
     """Return options of `encode.encode` for the large views."""
     return {}
 
-  def encode(
-    self, params: Params, batch: Batch, rng: Array, context: Context
-  ) -> Seen:
+  def encode(self, seen: Seen) -> Seen:
     """Return the features of 'image', the large views, and of 'local'."""
-    options: dict[str, Any] = {'image': self.large(batch), 'local': {}}
-    found = {
-      name: encode(
-        self.model, params, self.preprocess(batch[name]), key, **options[name]
-      )
-      for name, key in zip(options, jax.random.split(rng))
-      if name in batch
-    }
-    return Seen(params, batch, rng, context, found)
+    batch, found = seen.batch, {}
+    options: Any = {'image': self.large(batch), 'local': {}}
+    for key, (name, more) in zip(jax.random.split(seen.rng), options.items()):
+      if name in batch:
+        images = self.preprocess(batch[name])
+        found[name] = encode(self.model, seen.params, images, key, **more)
+    return seen._replace(features=found)
 
   def pictures(
     self, params: Params, batch: Batch, rng: jax.Array

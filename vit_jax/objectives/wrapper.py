@@ -7,14 +7,29 @@ import jax
 
 from vit_jax.durations import Timeline
 from vit_jax.step import Labelled, Objective, as_objective
-from vit_jax.types import Batch, LossFn, Outputs, Params, UserError
+from vit_jax.types import (
+  Batch,
+  MakeObjective,
+  Outputs,
+  Params,
+  Preprocess,
+  UserError,
+)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Around(Objective):
-  """An objective around any other; a subclass changes a part."""
+  """Base of objectives around `inner`, which `objective` makes."""
 
-  inner: Any
+  model: Any
+  _: dataclasses.KW_ONLY
+  preprocess: Preprocess
+  objective: MakeObjective
+  inner: Any = dataclasses.field(init=False)
+
+  def __post_init__(self) -> None:
+    inner = self.objective(self.model, preprocess=self.preprocess)
+    object.__setattr__(self, 'inner', as_objective(inner))
 
   activation = property(lambda self: self.inner.activation)  # type: ignore
   kinds = property(lambda self: self.inner.kinds)  # type: ignore
@@ -30,7 +45,7 @@ class Around(Objective):
     self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'Around':
     inner = self.inner.of_run(timeline, images, choose)
-    return dataclasses.replace(self, inner=inner)
+    return dataclasses.replace(self, objective=lambda *_, **__: inner)
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
     return self.inner.init(rng, images)
@@ -47,17 +62,14 @@ class Around(Objective):
     return self.inner.pictures(params, batch, rng)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper(Around, Labelled):
-  """An objective of labels around another; a subclass changes a part."""
-
-  inner: LossFn
+  """Base of objectives of labels around another; a subclass changes a part."""
 
   def __post_init__(self) -> None:
-    inner = as_objective(self.inner)
-    if not isinstance(inner, Labelled):
+    super().__post_init__()
+    if not isinstance(self.inner, Labelled):
       raise UserError(
         f'{type(self).__name__} changes an objective with labels, and '
-        f'{type(inner).__name__} has none. Leave the wrapper out.'
+        f'{type(self.inner).__name__} has none. Leave the wrapper out.'
       )
-    object.__setattr__(self, 'inner', inner)
