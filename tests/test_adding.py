@@ -69,7 +69,7 @@ class Squares:
   def __getitem__(self, i):
     image = np.full((self.size, self.size, 3), 50 + 100 * (i % 2) + i)
     file = cv2.imencode('.png', image)[1].tobytes()
-    return {'image': file, 'label': i % 2}
+    return {'image': file, 'label': i % 2, 'site': i % 4}
 
   def describe(self, i):
     return f'square {i}'
@@ -82,6 +82,15 @@ class Crop:
 
   def __call__(self, image, rng):
     return image[: self.size, : self.size]
+
+@dataclasses.dataclass(frozen=True)
+class Renumber:
+  """Transform of an example: the sites from 3 to 0."""
+
+  takes_example = True
+
+  def __call__(self, example, rng):
+    return example | {'site': 3 - example['site']}
 
 class Largest:
   """Evaluator of a data set: the largest logit, computed batch by batch."""
@@ -152,7 +161,7 @@ def brier(model, *, preprocess):
     logits = model.apply({'params': params}, images, train=True, rngs=rngs)
     targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
     loss = jnp.square(jax.nn.softmax(logits) - targets).sum(-1).mean()
-    return loss, {'loss': loss}
+    return loss, {'loss': loss, 'site': jnp.mean(batch['site'])}
 
   return loss_fn
 
@@ -212,7 +221,10 @@ def get_config(model):
   adamw = {'target': 'optax.adamw'}
   data = {
     'source': {'target': 'mine.Squares', 'size': 9},
-    'transforms': [{'target': 'mine.Crop', 'size': 8}],
+    'transforms': [
+      {'target': 'mine.Crop', 'size': 8}, {'target': 'mine.Renumber'}
+    ],
+    'keep': ('site',),
     'batch_size': 8,
   }
   vit = {
@@ -313,6 +325,8 @@ def test_train_with_every_part(run):
       continue
     scaled = 2 * record['train/loss']
     np.testing.assert_allclose(record['train/scaled'], scaled, rtol=1e-6)
+  if model == 'vit':  # each of 16 examples once
+    assert sum(record['train/site'] for record in losses) == 2 * 1.5
   total = sum(record['train/loss'] for record in losses)
   assert float((workdir / 'losses_7.txt').read_text()) == total
   paths = tree.flatten(state.params)
@@ -460,6 +474,7 @@ def test_every_key_of_the_table_is_in_the_config(folder):
   assert rows.pop('weights format').startswith('none: ')
   assert rows.pop('parallelism') == '`sharding`, `mesh`'  # when it is resumed
   assert rows.pop('kernel').startswith('`optimizer.kernels` ')
+  assert rows.pop('key of the examples') == '`data.keep`'
   configs = [
     json.loads(config.load(f'{folder}/my_config.py:{model}').to_json())
     for model in ('net', 'vit')

@@ -14,8 +14,9 @@ from PIL import Image
 from tiny import encode
 
 from vit_jax.data import imagenet, images
+from vit_jax.data.sources import tars
 from vit_jax.data.sources.digits import Digits
-from vit_jax.data.sources.named import open_source, tars
+from vit_jax.data.sources.named import open_source
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.tools import prepare
 
