@@ -64,11 +64,9 @@ def load(
   names = options.keys() & inspect.signature(fit).parameters.keys()
   use = {name: options.pop(name) for name in names}
   options |= {'use_size': image_size, 'new_head': num_classes is not None}
+  weights = formats.read(path, **options)
   weights, changes = fit(
-    formats.read(path, **options),
-    image_size=image_size,
-    num_classes=num_classes,
-    **use,
+    weights, image_size=image_size, num_classes=num_classes, **use
   )
   if report is not None:
     report(f'{weights.origin}: {changes}')

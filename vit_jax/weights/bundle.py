@@ -75,8 +75,7 @@ def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
   A model that cannot take such images raises UserError.
   """
   # Fields of your own model may not be hashable.
-  is_ours = isinstance(model, Classifier)
-  trace: Any = _shapes if is_ours else _shapes.__wrapped__
+  trace: Any = _shapes if isinstance(model, Classifier) else _shapes.__wrapped__
   try:
     return trace(model, tuple(image_shape))
   except ValueError as e:  # patches do not tile the image, ...

@@ -249,13 +249,9 @@ def _described(content, trust, options):
   model, image_shape = found.pop('model'), tuple(found.pop('image_shape'))
   if isinstance(model, Classifier) and hasattr(model, 'scan'):
     given = {'scan': False} | given
+  model = bundle.replace(model, **given)
   return Weights(
-    bundle.replace(model, **given),
-    {},
-    image_shape,
-    origin='vit_jax',
-    is_described=True,
-    **found,
+    model, {}, image_shape, origin='vit_jax', is_described=True, **found
   )
 
 

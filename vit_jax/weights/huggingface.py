@@ -112,20 +112,14 @@ def _texts(weights, config):
     config['label2id'] = {name: i for i, name in enumerate(names)}
   if weights.activation == 'sigmoid':
     config['problem_type'] = 'multi_label_classification'
-  use = _make_preprocessor_config(weights)
-  return {'config.json': config, 'preprocessor_config.json': use}
-
-
-def _make_preprocessor_config(weights):
   height, width, _ = weights.image_shape
   mean, std = image_configs.mean_and_std(weights)
   large, method = image_configs.describe(weights)
-  keeps_aspect = isinstance(large, int)
-  config = {
+  use = {
     'image_processor_type': 'ViTImageProcessor',
     'do_resize': True,
     'size': {'shortest_edge': large}
-    if keeps_aspect
+    if isinstance(large, int)
     else {'height': large[0], 'width': large[1]},
     'resample': _RESAMPLE.index(method),
     'do_rescale': True,
@@ -135,6 +129,6 @@ def _make_preprocessor_config(weights):
     'image_std': std,
   }
   if large != (height, width):
-    config['do_center_crop'] = True
-    config['crop_size'] = {'height': height, 'width': width}
-  return config
+    use['do_center_crop'] = True
+    use['crop_size'] = {'height': height, 'width': width}
+  return {'config.json': config, 'preprocessor_config.json': use}

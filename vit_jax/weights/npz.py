@@ -189,7 +189,6 @@ def read(
   arrays: FlatParams, config: Config | None = None, **options: Any
 ) -> Weights:
   """Return Weights of {name: array}; see `formats.read`. There is no config."""
-  del config
   found = family.find(FAMILIES, arrays, '')
   weights = family.read([found], arrays, {}, **options)
   height, width, _ = weights.image_shape

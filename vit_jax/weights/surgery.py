@@ -117,8 +117,7 @@ def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
   params, report = fit(read(init_from), fresh, model, init_from)
   params = {**params, **added}
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-  state = dataclasses.replace(state, params=params, ema=ema)
-  return state, report
+  return dataclasses.replace(state, params=params, ema=ema), report
 
 
 def fit(
@@ -157,8 +156,7 @@ def adapt(
   notes: list[str] = []
   posemb = getattr(model, 'posemb', None) or PositionEmbedding()
   method = init_from.posemb_resize or posemb.resize_method
-  if tree.is_stacked(fresh) != tree.is_stacked(loaded):
-    stacks = tree.is_stacked(fresh)
+  if (stacks := tree.is_stacked(fresh)) != tree.is_stacked(loaded):
     loaded = (tree.stack_blocks if stacks else tree.unstack_blocks)(loaded)
     notes.append(f'  layers {"stacked" if stacks else "unstacked"}')
   loaded = _with_positions(loaded, fresh, notes)
@@ -203,17 +201,14 @@ def adapt(
       lines[19:] = [f'and {len(lines) - 19} more']
     raise UserError('\n'.join([_MISMATCH, *lines, _REMEDY]))
   count = sum(not reset.fullmatch(path) for path in out)
-  notes = notes or ['everything unchanged']
-  return out, [f'{count} arrays loaded;', *notes]
+  return out, [f'{count} arrays loaded;', *(notes or ['everything unchanged'])]
 
 
 def _with_positions(loaded, fresh, notes):
   """Return the loaded tokens with positions of their own, or without."""
   loaded = dict(loaded)
-  for token in ('cls', 'dist'):
+  for token in [x for x in ('cls', 'dist') if x in loaded and x in fresh]:
     position = f'{token}_pos_embedding'
-    if token not in loaded or token not in fresh:
-      continue
     if position in loaded and position not in fresh:
       loaded[token] = loaded[token] + loaded.pop(position)
       notes.append(f'  {position} added to {token}')

@@ -24,7 +24,6 @@ PATCHES = 'vit_jax.models.vit.PatchEmbedding'
 HYBRID = 'vit_jax.models.resnet.Hybrid'
 BLOCK = 'vit_jax.models.dense.BlockOptions'
 POOLING = 'vit_jax.models.pooling'
-POSEMB = 'vit_jax.models.posemb'
 ROTARY = 'vit_jax.models.rotary'
 
 SIZES = {  # width D, depth L, mlp_dim M, num_heads h
@@ -170,7 +169,7 @@ def _vit(size, height, width=None, resnet=None, axial=None):
 
 def _vit5(size, height, width=None):
   """Return settings of ViT-5 (arXiv 2602.08071), as in its released code."""
-  learned = {'target': f'{POSEMB}.Learned', 'prefix': False}
+  learned = {'target': 'vit_jax.models.posemb.Learned', 'prefix': False}
   gelu = {'target': 'vit_jax.models.dense.Gelu', 'form': 'exact'}
   rotary = {'target': f'{ROTARY}.RotaryAxial', 'registers': 100.0}
   found = _vit(size, height, width)

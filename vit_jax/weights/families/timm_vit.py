@@ -155,11 +155,9 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
   """Return (arrays, (architecture, model_args)) for timm.create_model."""
   model, params = weights.model, dict(weights.params)
   pooling, block = model.pooling, model.block
-  architecture = _ARCHITECTURES[
-    min(_ARCHITECTURES, key=lambda x: abs(math.log(x / model.width)))
-  ]
+  nearest = min(_ARCHITECTURES, key=lambda x: abs(math.log(x / model.width)))
   how = block.norm, block.norm_eps, type(block.mlp)
-  architecture, keys = _IMPLIED.get(how, architecture), _KEYS
+  architecture, keys = _IMPLIED.get(how, _ARCHITECTURES[nearest]), _KEYS
   distilled = pooling.distillation_token
   args = sizes(weights)
   if distilled:
@@ -201,8 +199,7 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
     if has_rows:  # registers have none, and a distilled model always has these
       args['no_embed_class'] = False
       for name in {'dist', 'registers'} & params.keys():
-        zeros = np.zeros_like(params[name])
-        params.setdefault(f'{name}_pos_embedding', zeros)
+        params.setdefault(f'{name}_pos_embedding', np.zeros_like(params[name]))
     else:
       params.pop('cls_pos_embedding', None)
   if pooling.norm == 'after':
