@@ -94,8 +94,7 @@ def evaluate(
   )(model, images, backward=False)
 
   def init():
-    zeros = jnp.zeros(images.shape)
-    return model.init(jax.random.key(seed), zeros)['params']
+    return model.init(jax.random.key(seed), jnp.zeros(images.shape))['params']
 
   abstract_params = jax.eval_shape(init)
   class_names = weights.class_names if weights else None
@@ -129,13 +128,11 @@ def evaluate(
   stopwatch.lap('evals')
   written = confusion.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
-  new = Writer(
-    workdir,
-    writers=writers,
-    config=provenance.config,
-    kinds=evaluators_lib.kinds(evaluators),
+  kinds = evaluators_lib.kinds(evaluators)
+  writer = Writer(
+    workdir, writers=writers, config=provenance.config, kinds=kinds
   )
-  with contextlib.closing(new) as writer:
+  with contextlib.closing(writer):
     writer.write(step, results | stopwatch.record())
   rows = [(name, str(round(value, 4))) for name, value in results.items()]
   terminal.table(f'step {step}', ['metric', 'value'], rows)

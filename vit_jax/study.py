@@ -281,8 +281,7 @@ def _announce(name, runs, workdir):
   """Print a heading for the next run, with an ETA of the study."""
   text = f'{list(runs).index(name) + 1}/{len(runs)} {name}'
   if done := [x['seconds'] for n in runs if (x := outcome(workdir / n))]:
-    mean = sum(done) / len(done)
-    left = terminal.duration(mean * (len(runs) - len(done)))
+    left = terminal.duration(sum(done) / len(done) * (len(runs) - len(done)))
     text += f' | {len(done)} done | study eta {left}'
   terminal.heading(text)
 

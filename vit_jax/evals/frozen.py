@@ -156,8 +156,7 @@ class Linear:
   def predict(self, x: np.ndarray) -> np.ndarray:
     """Return class numbers [N] for features x [N, D]."""
     kernel = self.kernel / self.std[:, None]
-    bias = self.bias - self.mean @ kernel
-    logits = x.astype(np.float64) @ kernel + bias
+    logits = x.astype(np.float64) @ kernel + (self.bias - self.mean @ kernel)
     return self.classes[np.argmax(logits, axis=1)]
 
   def accuracy(self, split: Split) -> float:

@@ -71,8 +71,7 @@ def vote(
   # Relative to the nearest, so that no temperature overflows.
   excess = similarities.astype(np.float64) - similarities[:, :1]
   weights = np.exp(excess / temperature)
-  votes = [np.bincount(y, w).argmax() for y, w in zip(labels, weights)]
-  return np.array(votes)
+  return np.array([np.bincount(y, w).argmax() for y, w in zip(labels, weights)])
 
 
 def neighbours(

@@ -44,8 +44,7 @@ class MaskedPatches(SplitEvaluator):
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}; there is no accuracy for 'pixels'."""
     columns = self.collect(params)
-    found = means(columns, ('loss', 'accuracy'))
-    return found | self.collect.counts(columns)
+    return means(columns, ('loss', 'accuracy')) | self.collect.counts(columns)
 
 
 def keys_of(index: jax.Array, seed: int) -> jax.Array:

@@ -95,8 +95,7 @@ class Representation(SplitEvaluator):
     return float(np.mean([len({*a} & {*b}) / max(1, len(b)) for a, b in pairs]))
 
   def _of_teacher(self, params, images):
-    images = self.teacher.convert(images)
-    return summarize(self.teacher.model, params, images)
+    return summarize(self.teacher.model, params, self.teacher.convert(images))
 
   def _load(self):
     """Return the teacher's parameters; they stay on the devices while used."""
@@ -129,8 +128,7 @@ class Representation(SplitEvaluator):
       colours = embeddings.colours(components)
       columns.append([embeddings.enlarge(x, images.shape[1:]) for x in colours])
     title = f'PCA of patches ({"; ".join(shares)})'
-    patches = [[*row] for row in zip(*columns)]
-    return {title: patches, **found}
+    return {title: [[*row] for row in zip(*columns)], **found}
 
   def _images(self, index):
     """Return the examples with these numbers, as the model gets them."""
