@@ -77,8 +77,7 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
   if q.dtype not in (jnp.bfloat16, jnp.float32):
     return f'bfloat16 or float32, got {q.dtype}'
   _, tokens, heads, width = q.shape
-  plan = _plan(tokens, heads, width, q.dtype)
-  if plan.held > _BUDGET:
+  if _plan(tokens, heads, width, q.dtype).held > _BUDGET:
     return f'fewer tokens, got {tokens}, which do not fit on the chip'
   return None
 
@@ -223,8 +222,7 @@ def _backward(plan, scale, *refs):
       mean = jnp.sum(weights * slopes, axis=0, keepdims=True)
       slopes = (weights * (slopes - mean)).astype(q.dtype)
       _collect(parts[0], window, _dot(slopes, k_, 0, 0) * scale)
-      of_keys = _dot(slopes, _keep(q_, own), 1, 0) * scale
-      _collect(parts[1], window, of_keys)
+      _collect(parts[1], window, _dot(slopes, _keep(q_, own), 1, 0) * scale)
       weights = weights.astype(q.dtype)
       _collect(parts[2], window, _dot(weights, _keep(do_, own), 1, 0))
     return parts

@@ -167,8 +167,7 @@ class Learned(PositionEmbedding):
 
   def _patches(self, module, grid, width):
     """Return [1, gh * gw, D]."""
-    shape = 1, *grid, width
-    table = _table(module, 'pos_embedding', shape, self.init_std)
+    table = _table(module, 'pos_embedding', (1, *grid, width), self.init_std)
     return table.reshape(1, -1, width)
 
   def _token(self, module, name, shape):
@@ -303,8 +302,7 @@ class RelativeBias(PositionEmbedding):
     if layout.class_token:
       ends = _table(module, 'class_bias', (3, heads), self.init_std)
       bias = jnp.pad(bias, ((1, 0), (1, 0), (0, 0)))
-      bias = bias.at[0].set(ends[0]).at[:, 0].set(ends[1])
-      bias = bias.at[0, 0].set(ends[2])
+      bias = bias.at[0].set(ends[0]).at[:, 0].set(ends[1]).at[0, 0].set(ends[2])
     # attention() divides by √d.
     return jnp.moveaxis(bias, -1, 0)[None] * math.sqrt(q.shape[-1])
 

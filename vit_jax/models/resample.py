@@ -100,8 +100,7 @@ def resize_parameter(
   """
   array, shape = np.asarray(array), tuple(shape)
   if posemb := getattr(model, 'posemb', None):
-    name = path.rsplit('/', 1)[-1]
-    out = posemb.resize(name, array, shape, posemb_resize)
+    out = posemb.resize(path.rsplit('/', 1)[-1], array, shape, posemb_resize)
     if out is not None:
       return out
   if path not in PIXEL_KERNELS or array.ndim != len(shape):

@@ -168,8 +168,7 @@ class RotaryMixed(Rotary):
     self, module: nn.Module, q: Array, k: Array, layout: Layout, shared: Any
   ) -> tuple[Array, Array]:
     frequencies = module.param('frequencies', self._init, q.shape[2:])
-    found = _positions(layout.grid)
-    y, x = jnp.float32(found.T)[..., None, None]
+    y, x = jnp.float32(_positions(layout.grid).T)[..., None, None]
     angles = x * frequencies[:1] + y * frequencies[1:]
     waves = _waves(angles, layout)
     return super().queries_and_keys(module, q, k, layout, waves)
