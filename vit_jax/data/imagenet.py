@@ -17,8 +17,7 @@ def wnids() -> tuple[str, ...]:
   """
   import tensorflow_datasets as tfds
 
-  info = tfds.builder('imagenet2012').info
-  return tuple(info.features['label'].names)
+  return tuple(tfds.builder('imagenet2012').info.features['label'].names)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,8 +108,7 @@ def _enlarge_area(image, height, width):
   # pixel before it. Boxes that are larger by 1e-9 start after the edge.
   fy, fx = height / old[0] * (1 - 1e-9), width / old[1] * (1 - 1e-9)
   out = cv2.resize(out, None, fx=fx, fy=fy, **how)
-  out = np.rint(out).astype(np.uint8)
-  return out.reshape(height, width, image.shape[2])
+  return np.rint(out).astype(np.uint8).reshape(height, width, image.shape[2])
 
 
 class _Crop:

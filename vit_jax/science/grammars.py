@@ -55,9 +55,8 @@ class Grammar:
     draws = rng.random((length, 2)).tolist()
     tokens, still_open = [], []
     for i, (kind, (draw, choice)) in enumerate(zip(kinds, draws)):
-      rest = length - i - 1
-      opens = draw < 0.5 and len(still_open) < rest
-      if opens or not still_open:
+      fits = len(still_open) < length - i - 1  # all of them can be closed
+      if (draw < 0.5 and fits) or not still_open:
         still_open.append(kind)
         tokens.append(kind)
       else:

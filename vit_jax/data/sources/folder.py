@@ -180,8 +180,7 @@ def _folders(path):
 def _images(base, nested=True):
   """Return the sorted paths of the images, relative to the folder."""
   files = walk(os.fspath(base))
-  inside = (x for x in files if '/' in x or not nested)
-  found = sorted(filter(is_image, inside))
+  found = sorted(x for x in files if is_image(x) and ('/' in x or not nested))
   check_images(f'{base}', found, {*files}.difference(found), nested)
   return found
 
