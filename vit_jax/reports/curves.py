@@ -28,8 +28,7 @@ class Curves:
   def check(self, results: Results) -> None:
     """Raise ValueError for a line that matches no run."""
     for panel in self.panels:
-      lines = panel['lines'] | panel.get('levels', {})
-      for runs, metric in lines.values():
+      for runs, metric in (panel['lines'] | panel.get('levels', {})).values():
         results.check({'runs': runs, 'metric': metric})
 
   def __call__(self, results: Results) -> None:

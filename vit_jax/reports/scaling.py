@@ -123,8 +123,7 @@ def _draw(panel, axes, rows):
       if r['name'] != label:
         *offset, side = _NAMES_AT[i % len(_NAMES_AT)]
         where = {'xytext': offset, 'textcoords': 'offset points', 'ha': side}
-        at = (r['x'], 100 * r['mean'])
-        axes.annotate(r['name'], at, fontsize=7, **where)
+        axes.annotate(r['name'], (r['x'], 100 * r['mean']), fontsize=7, **where)
   if panel.get('log', True):
     axes.set_xscale('log')
     # By default, all minor ticks of a short axis have labels, which overlap.

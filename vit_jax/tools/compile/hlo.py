@@ -148,8 +148,7 @@ def _trips(module, loop):
     compare = _root(module[compare.called('calls')])
   if compare.op != 'compare' or 'direction=LT' not in compare.attributes:
     return None
-  body = module[loop.called('body')]
-  step = counter and _step(module, body, int(counter[1]))
+  step = counter and _step(module, module[loop.called('body')], int(counter[1]))
   return math.ceil(bound / step) if bound and step else None
 
 

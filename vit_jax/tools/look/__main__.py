@@ -88,13 +88,6 @@ def _choose(asked, weights, paths):
   return asked or [name for name in arrays.FIGURES if name not in found]
 
 
-def _kept(looks, num_maps):
-  """Yield the looks; only the first have what is large."""
-  counts = {'maps': num_maps, 'patches': figures.PER_SHEET}
-  for i, look in enumerate(looks):
-    yield {k: x for k, x in look.items() if i < counts.get(k, i + 1)}
-
-
 @terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
@@ -117,7 +110,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   skipped: list[str] = []
   looks = predict.readable(looks, len(paths), skipped)
-  looks = list(_kept(looks, args.num_maps))
+  # Only the first looks keep what is large.
+  counts = {'maps': args.num_maps, 'patches': figures.PER_SHEET}
+  looks = [
+    {k: x for k, x in look.items() if i < counts.get(k, i + 1)}
+    for i, look in enumerate(looks)
+  ]
   classes = arrays.classes([x['path'] for x in looks])
   for look, name in zip(looks, classes or ()):
     look['class'] = name

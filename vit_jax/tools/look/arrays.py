@@ -30,8 +30,7 @@ def obstacles(weights: Weights) -> dict[str, str]:
   VisionTransformer, whose blocks record queries and keys, has all figures.
   """
   model, found = weights.model, {}
-  is_axial = isinstance(model, AxialViT | AxialResNet)
-  if is_axial or not hasattr(model, 'pooling'):
+  if isinstance(model, AxialViT | AxialResNet) or not hasattr(model, 'pooling'):
     reason = 'the model has no attention over the whole image'
     found = dict.fromkeys(OF_ATTENTION, reason)
   if not isinstance(model, VisionTransformer):
@@ -105,8 +104,7 @@ def forward_fn(
 
   def patches(rows):
     """Return [B, ..., gh, gw] of [B, ..., N]."""
-    patches = rows[..., tokens.prefix :]
-    return patches.reshape(*rows.shape[:-1], *tokens.grid)
+    return rows[..., tokens.prefix :].reshape(*rows.shape[:-1], *tokens.grid)
 
   def forward(params, images):
     features, recorded = model.apply(
