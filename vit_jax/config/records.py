@@ -108,11 +108,9 @@ def marks_of(annotation: Any) -> frozenset[str]:
 
 
 def _default(fn, parameter):
-  if inspect.isclass(fn) and dataclasses.is_dataclass(fn):
-    for field in dataclasses.fields(fn):
-      if field.name == parameter.name and callable(field.default_factory):
-        return field.default_factory()
-  return parameter.default
+  field = getattr(fn, '__dataclass_fields__', {}).get(parameter.name)
+  make = getattr(field, 'default_factory', None)
+  return make() if callable(make) else parameter.default
 
 
 def _as_call(value):
@@ -227,10 +225,8 @@ def run(
   return found.make(workdir, provenance=provenance, **supplied)
 
 
-# Files of weights name the classes of their model.
-
-# Classes that such a file may name. Nothing else is imported for it, because
-# whoever wrote the file must not choose what runs here.
+# Classes that a file of weights may name. Nothing else is imported for it,
+# because whoever wrote the file must not choose what runs here.
 TRUSTED_MODULES = (
   'vit_jax.models.',
   'vit_jax.science.',

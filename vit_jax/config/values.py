@@ -178,9 +178,6 @@ def _parse(text):
     return text
 
 
-# The check.
-
-
 def misfit(value: Any, annotation: Any) -> str:
   """Return why a plain value does not fit an annotation; '' if it fits.
 
