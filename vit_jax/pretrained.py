@@ -43,8 +43,7 @@ def load(
   """Return the model and the parameters of a weights file or a workdir.
 
   The GELU is 'tanh' for .npz and 'exact' for timm unless config.json says
-  otherwise; images of a model without a table of positions have 224 pixels per
-  side.
+  otherwise; images of a model without a position table have 224 x 224 pixels.
 
   Args:
     path: file or folder, local or remote, see weights/formats.py.

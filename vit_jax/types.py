@@ -164,8 +164,7 @@ def kind_of(name: str, kinds: Kinds) -> Kind:
   return next((kinds[x] for x in (name, *above) if x in kinds), Kind())
 
 
-# Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
-# images of the same shape.
+# Images [..., H, W, C] in 0..255, uint8 or (mixed) float32 -> float images.
 Preprocess = Callable[[Any], JaxArray]
 # (params, batch, rng) -> (mean loss, metrics); see step.Objective.
 Outputs = tuple[JaxArray, Metrics] | tuple[JaxArray, Metrics, Any]

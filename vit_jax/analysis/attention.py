@@ -95,8 +95,7 @@ def rollout(
 
   Args:
     q, k, added: arrays that `recorded` returns.
-    start: [B or 1, R, N], the output tokens, or mixtures of them; by default
-      all tokens, R = N.
+    start: [B or 1, R, N], output tokens or mixtures of them; None: all, R = N.
 
   Returns:
     float32 [B, R, N]; rows have the same sums as those of start.

@@ -134,8 +134,7 @@ def _is_nested(value):
 def plain(value: Any) -> Any:
   """Return JSON values that are equal for equal values, on every machine.
 
-  Tuples become lists, arrays nested lists, and objects the names of their
-  types.
+  Tuples become lists, arrays nested lists, objects the names of their types.
   """
   if isinstance(value, Mapping | ConfigDict):
     return {str(name): plain(value[name]) for name in value}

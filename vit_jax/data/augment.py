@@ -236,13 +236,11 @@ class TimmRandAugment(_OfPictures):
     magnitude: mean of the magnitudes; 10 is the top of the usual scale.
     magnitude_std: standard deviation of the magnitudes, which are normal. Above
       100 they are uniform between 0 and `magnitude`.
-    increasing: larger magnitudes are stronger for all operations. If False,
-      they are as in RandAugment.
+    increasing: larger magnitudes are always stronger. False: as in RandAugment.
     max_magnitude: magnitudes are clipped to 0 and this.
     interpolation: method for Rotate, Shear and Translate; 'random' draws
       'bilinear' or 'bicubic' each time, as timm's training does by default.
-    fill: timm's training takes the mean that normalizes the images:
-      (124, 116, 104) for ImageNet's.
+    fill: timm's training has the mean of the data: ImageNet's (124, 116, 104).
   """
 
   magnitude: NonNegative = 9.0
@@ -349,8 +347,7 @@ class TrivialAugment(_OfPictures):
 class ThreeAugment(_OfPictures):
   """3-Augment of DeiT III: grey, solarized or blurred, with equal probability.
 
-  The standard deviation of the blur is uniform from 0.1 to 2 pixels. DeiT III
-  has ColorJitter() after it.
+  The blur's std is uniform from 0.1 to 2 px. ColorJitter() follows in DeiT III.
   """
 
   def _change(self, picture, rng):

@@ -9,8 +9,7 @@ def class_weights(source: Source) -> tuple[float, ...]:
   """Return n / (K n_c) for each class c, to weight the loss of its examples.
 
   n is the number of examples, n_c that of class c, and K the number of classes
-  that have examples. The mean weight of the examples is 1. Classes without
-  examples get 1.
+  with examples. Classes without get 1. The mean weight of the examples is 1.
   """
   labels = class_labels(source)
   num_classes = getattr(source, 'num_classes', None) or 0

@@ -50,9 +50,8 @@ class Classification(SplitEvaluator):
   """Top-1 and top-5 accuracy, calibration error and loss of a split.
 
   A label is a class number, or a vector [K] that is above 0 for each correct
-  class. Predicting any correct class is a hit; the loss is computed against the
-  vector itself. Examples without a correct class are excluded from all metrics,
-  as ImageNet-ReaL requires.
+  class. Predicting any correct class is a hit; the loss is that of the vector.
+  Examples without a correct class do not count, as ImageNet-ReaL requires.
 
   Attributes:
     loss: 'softmax' or 'sigmoid'; also how logits become probabilities.
@@ -60,11 +59,9 @@ class Classification(SplitEvaluator):
       labels, as for ImageNet-A and -R (200 of 1,000).
     intervals: whether to report 95% intervals of accuracies (Wilson score).
     per_class: whether to report the accuracy of each class (class numbers).
-    same_classes: whether class names of data and training must be equal. False
-      assumes that both use the same class numbers with different names, such as
-      WordNet ids and words.
-    flip: whether to average the probabilities of each image and its mirror
-      image.
+    same_classes: whether class names of data and training must be equal. False:
+      class numbers are equal, names are not, such as WordNet ids and words.
+    flip: whether to average the probabilities of an image and its mirror image.
     class_names: names in the data, to compare with those of the model, or None.
     predictions: the Predictions of the last run, None before it.
   """

@@ -5,13 +5,11 @@ is made by a class or function that takes `(model, *, preprocess, mesh)` and the
 arguments of its config. Optional attributes of an evaluator:
 
   check(abstract_params)  raises an error before the first training step
-  metrics                 {name: types.Kind} of what `run` returns; 'NAME/' is
-                          of all below it
+  metrics                 {name: types.Kind} of results; 'NAME/': all below it
   class_names             of the data; the model must have the same
   predictions             `evals.classification.Predictions` of the last run,
                           which are then written, see reports/confusion.py
-  pictures(params)        {title: rows of images} at the end of a run, see
-                          reports/sheets.py
+  pictures(params)        {title: rows of images}, see reports/sheets.py
 """
 
 import math

@@ -39,8 +39,7 @@ class Frozen:
   One data set at a time is in the memory of every host.
 
   Attributes:
-    data: {name: {'train', 'test' and optionally 'val': Data}}; labels are class
-      numbers.
+    data: {name: {'train', 'test', perhaps 'val': Data}}; labels are numbers.
     readouts: {name: readout}, see the module docstring.
     features: name of an output of `model.features`, flattened to [B, D], or the
       mean over patches of one of a model that does not pool; or 'pixels', the

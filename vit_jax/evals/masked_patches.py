@@ -14,9 +14,8 @@ from vit_jax.types import ACCURACY, Batch, KeySeed, Kind, Kinds, Params
 class MaskedPatches(SplitEvaluator):
   """Loss and accuracy over the corrupted patches of a split; no labels.
 
-  The corruption of an example depends only on `seed` and on its index in the
-  source, so results are the same on any number of devices and hosts, and
-  comparable between steps and runs.
+  The corruption of an example depends only on `seed` and its index. So results
+  are comparable between steps, runs, and numbers of devices and hosts.
 
   Give it the `task` of the objective, see objectives/masked_patches.py.
   """

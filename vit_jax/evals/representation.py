@@ -24,8 +24,7 @@ class Representation(SplitEvaluator):
   """Rank, spread and norm of the representation of a split.
 
   A representation has collapsed if all images get nearly the same direction;
-  then a line says so. A model that does not pool is described by the mean over
-  its patches.
+  then a line says so. A model that does not pool has the mean over patches.
 
   Next to a teacher, 'shared_neighbours' is the fraction of the k nearest images
   of an image that are among its k nearest for the teacher, too: 1 if both

@@ -77,9 +77,8 @@ class AxialAttention(nn.Module):
   [B, H, W, C] -> [B, H/s, W/s, features]: attention with relative positions
   along the rows, then the columns, and the mean of s x s cells where the
   convolution has stride s. 8 heads and that mean are as in Axial-DeepLab, from
-  memory of its paper. Unlike there, of its three relative terms only the
-  query's is used, as in table 8; and there is an output projection, as in a
-  ViT.
+  memory of its paper. Unlike there, only the query's relative term is used, as
+  in table 8; and there is an output projection, as in a ViT.
   """
 
   features: int

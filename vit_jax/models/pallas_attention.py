@@ -91,8 +91,7 @@ class _Plan(NamedTuple):
 def _plan(tokens, heads, width, dtype):
   """Return the plan with the fewest programs that fits on the chip.
 
-  If none fits, heads are padded to whole registers; if none does then either,
-  one is returned nevertheless.
+  If none fits, heads are padded to whole registers, which may not fit either.
   """
 
   def plan(n, width):

@@ -1,5 +1,4 @@
-"""The head, and poolings: one class each, which also says what extra tokens
-there are.
+"""The head, and poolings: one class each, which also defines extra tokens.
 
 A subclass of Pooling, here or in your own package, overrides the methods it
 needs; nothing else has to change. Shapes as in vit.py.

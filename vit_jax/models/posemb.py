@@ -125,9 +125,8 @@ class Learned(PositionEmbedding):
     at: where embeddings are added (table 8): at the 'stem', that is, to the
       embedded patches (the paper); to the input of each of the 'layers', each
       with its own table; or 'layers_shared', with one table for all.
-    prefix: whether the class token and the distillation token have embeddings,
-      too (the paper). If False only the patches have, as in DeiT III and
-      big_vision.
+    prefix: whether class and distillation tokens have embeddings, too (the
+      paper). False: only patches have, as in DeiT III and big_vision.
   """
 
   init_std: NonNegative = 0.02
@@ -216,8 +215,7 @@ class SinCos2d(PositionEmbedding):
   With ω_i = temperature^(-i / (D/4 - 1)), i = 0 .. D/4 - 1, the patch in row y
   and column x gets [sin ωx, cos ωx, sin ωy, cos ωy] ("Better plain ViT
   baselines for ImageNet-1k", section 2). Without `endpoint`, ω_i is
-  temperature^(-i / (D/4)), as in the code of MAE. The class token has no
-  position.
+  temperature^(-i / (D/4)), as in MAE's code. The class token has no position.
   """
 
   temperature: Positive = 10_000.0

@@ -38,8 +38,7 @@ def resize(table: Any, size: tuple[int, int], method: str = 'paper') -> Any:
   BEiT's for relative positions: cells of the old table lie at distances from
   its middle that grow by a factor, so that near ones stay.
 
-  NumPy arrays are resized in float64; JAX arrays on their device, with a
-  gradient.
+  NumPy arrays are resized in float64; JAX arrays on device, with a gradient.
   """
   if tuple(size) == table.shape[-3:-1]:
     return table

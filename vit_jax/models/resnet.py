@@ -224,8 +224,7 @@ class Hybrid(PatchEmbedding):
 
   Attributes:
     patch_size: as in PatchEmbedding, in cells of the feature map.
-    stages: units in each stage of the post-activation ResNet; (): its root
-      alone.
+    stages: units in each stage of the 'postact' ResNet; (): its root alone.
   """
 
   patch_size: Size = 1

@@ -85,8 +85,7 @@ class RotaryAxial(Rotary):
     order: which half comes first, that of the rows 'yx' (EVA-02) or of the
       columns 'xy' (PE, RoPE-ViT).
     first: position of the first row and column; PE with a class token has 1.
-    reference: grid that positions are scaled to, (16, 16) in EVA-02; None:
-      positions are counted.
+    reference: grid that positions are scaled to, (16, 16) in EVA-02, or None.
     registers: temperature for registers, which turn as a square grid of their
       own, 100 in ViT-5; None: they do not turn.
   """

@@ -16,9 +16,8 @@ def maps(
 ) -> None:
   """Draw the attention [L, h, gh, gw] of each layer (rows) and head (columns).
 
-  Each map is divided by its own maximum. Otherwise heads that attend to all
-  patches would be dark next to heads that attend to a few. The picture, uint8
-  [H, W, C], is above them.
+  Each map is divided by its own maximum: heads that attend to all patches would
+  be dark next to others. The picture, uint8 [H, W, C], is above them.
   """
   depth, heads, gh, gw = values.shape
   side = min(1.1, 14 / max(depth, heads))  # inches per map

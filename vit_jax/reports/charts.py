@@ -103,8 +103,7 @@ def _charts(lines_of, kinds):
 def thinned(curve: Curve, limit: int) -> tuple[list[int], list[float]]:
   """Return (steps, values) of about `limit` points.
 
-  Each of equal intervals keeps its smallest and its largest value, so that no
-  spike is lost.
+  Each of equal intervals keeps its smallest and largest value: spikes stay.
   """
   steps = sorted(curve)
   if len(steps) > limit:

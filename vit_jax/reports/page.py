@@ -1,7 +1,6 @@
 """WORKDIR/report.html: a run or a study as one page that needs no network.
 
-It is made from the files in the workdir, also of a run that is still running
-or was stopped.
+It is made from the files in the workdir, also of a running or stopped run.
 """
 
 import base64

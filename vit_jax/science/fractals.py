@@ -6,9 +6,8 @@ contractive sampler of the maps.
 
 The images are the same on every machine. So this file uses only raw bits of
 PCG64, whose stream numpy guarantees; +, -, *, / and sqrt, which IEEE 754 rounds
-exactly, one numpy operation at a time in a fixed order (a matmul, an einsum or
-a float sum may fuse or reorder); and directions by rejection in the disk, not
-by sine and cosine.
+exactly, one numpy operation at a time in a fixed order (matmul, einsum and sum
+may fuse or reorder); and directions by rejection in the disk, not by sine.
 """
 
 import dataclasses
@@ -175,8 +174,7 @@ def category(seed: int, label: int) -> tuple[np.ndarray, np.ndarray]:
 def weighted(system: np.ndarray, row: int) -> np.ndarray:
   """Return a system with one parameter of all its maps scaled.
 
-  Row 1 + 4 p + q multiplies parameter p (a to f) by factor q; row 0 changes
-  nothing.
+  Row 1 + 4 p + q multiplies parameter p (a to f) by factor q; row 0, none.
   """
   if row == 0:
     return system
@@ -268,8 +266,7 @@ def render_category(
   horizontal, both) and patch pattern i // 100: FractalDB's grid of 25 x 4 x
   10, continued with more patterns. Each point is drawn as a random non-empty
   3x3 patch, white (FractalDB: grey 127) on black. An image below 256 px is
-  drawn an integer factor larger and averaged, so that small images show the
-  texture in grey.
+  drawn an integer factor larger and averaged, so it shows the texture in grey.
   """
   scale = max(1, -(-_CANVAS_PX // image_size))
   side = scale * image_size

@@ -21,8 +21,7 @@ class Grammar:
       'copy', a random word twice.
     side: square root of the number of tokens; even.
     brackets: k. Token i opens, token k + i closes. 'copy' has all 2 k tokens.
-    permuted: whether the tokens of each sentence are in random order (a
-      control).
+    permuted: whether tokens of a sentence are in random order (a control).
   """
 
   kind: Literal['dyck', 'shuffle', 'copy'] = 'dyck'

@@ -39,8 +39,7 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
   """Return {name: array} of a local .npz, safetensors or index file.
 
   With values=False only names and shapes are read, and the arrays are zeros
-  that take no memory. A file that is missing, damaged, a pickle or of another
-  format raises UserError.
+  without memory. Missing, damaged, unknown files and pickles raise UserError.
   """
   path = pathlib.Path(path)
   try:
@@ -136,8 +135,7 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
   """Return the local path of a file that may be remote.
 
   A remote file is downloaded once, to $VIT_JAX_CACHE or ~/.cache/vit_jax. Files
-  of one remote folder are in one local folder. An index of safetensors brings
-  its shards.
+  of one folder stay in one. An index of safetensors brings its shards.
 
   If there is no such file, returns None (`missing_ok`) or raises UserError.
   """

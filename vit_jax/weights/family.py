@@ -33,21 +33,18 @@ class Family:
       a config are read, too.
     anchor: regular expression of an array that such files have.
     keys: key map.
-    fields: fields of our model that neither arrays nor the config show, as in
-      `bundle.replace`.
+    fields: fields, as in `bundle.replace`, that arrays and config do not show.
     configure: returns fields that the config shows: (config, arrays) -> fields.
     heads: {width: number of heads}, for configs that have a name but no number.
     args: {name in the config: values with which our model is the same}.
     prefix: regular expression of what may precede the names of arrays.
-    unused: regular expression of arrays that features do not depend on, with
-      the prefix.
+    unused: regular expression, with prefix, of arrays that features do not use.
     prepare: returns arrays as the key map knows them, where these differ in
       more than names and layouts: (arrays, config) -> arrays.
     rows: tokens with rows in a position table, see `architecture.convert`.
     posemb_resize: method that resizes positions as the source does.
     images: what the source does to test images, as in timm's pretrained_cfg.
-    write: returns (arrays, config), or raises UserError: Weights -> both. None:
-      only read.
+    write: Weights -> (arrays, config), or raises UserError. None: only read.
   """
 
   pattern: str

@@ -1,9 +1,7 @@
-"""Hugging Face transformers: model.safetensors, and the files
+"""Hugging Face transformers: model.safetensors and two JSON configs.
 
-config.json and preprocessor_config.json. FAMILIES are what is read. Names of
-arrays changed: version 5 has 'layers.0.attention.q_proj' in memory, but its
-files still have 'encoder.layer.0.attention.attention.query'. Both are read; the
-latter is written.
+Names of arrays changed: version 5 has 'layers.0.attention.q_proj' in memory,
+but its files, and ours, have 'encoder.layer.0.attention.attention.query'.
 """
 
 import dataclasses
@@ -99,8 +97,7 @@ def _size(value):
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   """Return (arrays, files), see `formats.write`.
 
-  from_pretrained(FOLDER) of the class in config.json loads them, and
-  AutoImageProcessor.
+  The class in config.json and AutoImageProcessor load it by from_pretrained.
   """
   return family.write(FAMILIES, weights, _texts, read)
 

@@ -5,8 +5,7 @@ models were written three times over the years, and each file has the names of
 its time, below 'opt/target/', 'params/' or nothing.
 
 The paper's code (also AugReg, SAM, MLP-Mixers and ResNets of both forms) has a
-position table TABLE with a row for the class token before those of the patches
-if there is a class token.
+position table TABLE with rows for the class token, if any, and the patches.
 
 big_vision has a table 'pos_embedding' for the patches only; the position of
 the class token is added to 'cls'. There may be a MAP head; layers may be

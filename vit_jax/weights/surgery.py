@@ -49,9 +49,8 @@ class InitFrom:
   Attributes:
     path, step, ema, grid, prefix, trust: see `formats.read`.
     options: more options of `formats.read`.
-    head: 'reset': the head stays as initialised (the paper's fine-tuning);
-      'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
-      evaluation.
+    head: 'reset': it stays as initialised (the paper's fine-tuning); 'keep': it
+      is loaded, and must fit. None: 'reset' in training, else 'keep'.
     head_rule: path rule of the parameters of the head.
     posemb_resize: method that resizes position embeddings, see
       `resample.resize`. None: that of the model's `posemb`, which is 'paper'
@@ -125,8 +124,7 @@ def fit(
 ) -> tuple[Params, str]:
   """Return (weights in the shapes and shardings of `params`, report).
 
-  `params` are those of the model that will use the weights, as initialised; see
-  `adapt`.
+  `params` are the initialised ones of the model that will use it; see `adapt`.
   """
   adapted, notes = adapt(weights.params, tree.flatten(params), model, init_from)
   notes += weights.notes + [

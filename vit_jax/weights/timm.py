@@ -5,8 +5,7 @@
      'pretrained_cfg': {'input_size': [3, 224, 224], 'mean': [...], ...}}
 
 is config.json. Older files have the content of pretrained_cfg at the top and no
-model_args. We also write 'activation', which timm ignores. FAMILIES lists the
-supported models.
+model_args. We also write 'activation', which timm ignores.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit
 from vit_jax.weights.family import Config
 
-# The first that fits counts.
+# The supported models; the first that fits counts.
 FAMILIES = timm_vit.FAMILIES + timm_eva.FAMILIES + timm_cnn.FAMILIES
 recognise = functools.partial(family.recognise, FAMILIES)
 

@@ -45,8 +45,7 @@ class Folder:
     csv: path of the CSV, relative to `path`. The paths in it are relative to
       the CSV. With a header, the columns can have any order. Labels are names,
       or ints that index `class_names`.
-    class_names: names of the classes in the order of their labels. They may
-      look like splits.
+    class_names: names of classes in order of labels; they may look like splits.
     channels, exif: how images are decoded, see pipeline.py.
     classes: whether folders are classes; if False, all labels are 0.
   """

@@ -1,8 +1,7 @@
 """Embedded glyphs: letters and symbols of free fonts, drawn when read.
 
 Made for pretraining without a download. No class is a digit or looks like one,
-but the strokes resemble the scans of `digits.Digits` (thick, deformed, often at
-a resolution of 8x8 pixels).
+but strokes resemble scans of `digits.Digits` (thick, deformed, often 8x8 px).
 
 Each character is rendered once per face into a signed distance field, which
 `cv2.remap` samples through a random affine and elastic map. An offset to the

@@ -22,8 +22,7 @@ say_once = functools.cache(terminal.say)  # evaluators read the same folder
 def read(path: PathLike) -> dict[str, list[str]]:
   """Return the columns of a CSV: {'path': [...], 'label': [...], ...}.
 
-  The first row is a header if it has 'path' and 'label'. Else the columns are
-  path and label.
+  The first row is a header if it has 'path' and 'label', the default columns.
   """
   text = epath.Path(path).read_bytes().decode('utf-8-sig', 'surrogateescape')
   lines = csv.reader(io.StringIO(text, newline=''))

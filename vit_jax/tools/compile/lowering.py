@@ -115,9 +115,8 @@ def lower(
 def _with_attention(model, images, *, mesh, backward=True):
   """Return the model with the implementation that attention='auto' stands for.
 
-  A run measures what 'auto' is, see attention_choice.py. By the estimates for
-  the models of docs/compile.md, the kernel for TPUs has the fewest cycles; for
-  GPUs it is the default.
+  A run measures what 'auto' is, see attention_choice.py. By the estimates in
+  docs/compile.md, TPUs are fastest with the kernel; GPUs get the default.
   """
   platform = mesh.devices.flat[0].platform
   if getattr(model, 'attention', None) != 'auto' or platform == 'cpu':

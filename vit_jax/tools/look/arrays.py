@@ -93,9 +93,8 @@ def forward_fn(
   image 'maps' [L, h, gh, gw], the attention from the tokens of
   `Pooling.token_weights`, such as the class token; 'rollout' [gh, gw]; 'heads'
   [L, h, gh, gw] of `attention.rollout_of_heads`; 'distance' [L, h] in pixels;
-  'features' [D], the input of the head, for 'tsne'; 'norms' [L, N] of the
-  tokens after each layer; 'patches' [gh, gw, D] after the final norm, for
-  'pca'.
+  'features' [D], the input of the head, for 'tsne'; 'norms' [L, N] of tokens
+  after each layer; 'patches' [gh, gw, D] after the final norm, for 'pca'.
   """
   with_attention = {*figures} - {'tsne', *OF_PATCHES}
   options = {'maps': (-1,)} if 'pca' in figures else {}

@@ -32,8 +32,7 @@ def layers(layer: str, norms: str, attention: str, mlp: str) -> list[Key]:
   """Return the rows of the layers.
 
   Arguments are the prefix with '{i}', and names in it, with spaces between: of
-  both norms; of the matrices of query, key and value, and of the output; and of
-  both MLP layers and the gate.
+  both norms; of query, key and value, and the output; of the MLP and its gate.
   """
   matrix, out = attention.split()
   rows = linear(f'{layer}.{out}', 'block_{i}/attn/out', 'merged')
