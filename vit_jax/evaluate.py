@@ -20,13 +20,7 @@ from vit_jax.evals.evaluators import Factory
 from vit_jax.io import terminal
 from vit_jax.models import attention_choice
 from vit_jax.models.dense import Normalize
-from vit_jax.parallel.sharding import (
-  MeshSizes,
-  Rules,
-  annotate,
-  infer,
-  rules_for,
-)
+from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.reports import confusion, page
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.metrics import Stopwatch, Writer
@@ -53,8 +47,8 @@ def evaluate(
   model: Model | None = None,
   image_shape: tuple[Side, Side, Count] | None = None,
   preprocess: Preprocess | None = None,
-  mesh: Annotated[MeshSizes, HARMLESS] = MeshSizes(),
-  sharding: Annotated[Rules | None, HARMLESS] = None,
+  mesh: Annotated[sharding_lib.MeshSizes, HARMLESS] = sharding_lib.MeshSizes(),
+  sharding: Annotated[sharding_lib.Rules | None, HARMLESS] = None,
   seed: KeySeed = 0,
   writers: Annotated[Mapping[str, MetricsWriter] | None, HARMLESS] = None,
   provenance: Provenance | None = None,
@@ -106,8 +100,8 @@ def evaluate(
     class_names=class_names,
     abstract_params=abstract_params,
   )
-  rules = rules_for(mesh) if sharding is None else sharding
-  shardings = infer(abstract_params, rules, mesh)
+  rules = sharding_lib.rules_for(mesh) if sharding is None else sharding
+  shardings = sharding_lib.infer(abstract_params, rules, mesh)
   if dry_run:
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
@@ -157,7 +151,7 @@ def _params(init, model, weights, init_from, shardings):
   # A model without a head takes the trunk only.
   default = 'keep' if model.num_classes else 'reset'
   init_from = dataclasses.replace(init_from, head=init_from.head or default)
-  params = annotate(jax.eval_shape(init), shardings)
+  params = sharding_lib.annotate(jax.eval_shape(init), shardings)
   if init_from.head != 'keep':  # some stay as initialised
     params = jax.jit(init, out_shardings=shardings)()
   return surgery.fit(weights, params, model, init_from)

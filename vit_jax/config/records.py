@@ -10,26 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vit_jax.config.calls import (
-  Call,
-  check_set,
-  full_name,
-  is_required,
-  locate,
-  parameters_of,
-  plan_run,
-  resolve,
-  rest_field_of,
-)
-from vit_jax.config.values import (
-  ConfigDict,
-  alternatives,
-  hints_of,
-  is_size_of,
-  join,
-  walk,
-  with_tuples,
-)
+from vit_jax.config import calls, values
 from vit_jax.durations import Duration
 from vit_jax.types import PathLike, UserError
 
@@ -63,35 +44,35 @@ def entries(
     yield from _of_call(call, key, marks)
   elif isinstance(value, Duration):
     yield Entry(key=f'{key}_{value.unit}', value=value.value, marks=marks)
-  elif isinstance(value, Mapping | ConfigDict) and len(value):
+  elif values.is_dict(value) and len(value):
     for name in value:
-      yield from entries(value[name], join(key, name), marks)
+      yield from entries(value[name], values.join(key, name), marks)
   elif isinstance(value, list | tuple) and any(map(_is_nested, value)):
     for index, inner in enumerate(value):
-      yield from entries(inner, join(key, index), marks)
+      yield from entries(inner, values.join(key, index), marks)
   else:
     is_plain = value is None or isinstance(
       value, bool | int | float | str | list | tuple | Mapping | os.PathLike
     )
-    where = key if is_plain else join(key, 'target')
+    where = key if is_plain else values.join(key, 'target')
     yield Entry(key=where, value=plain(value), marks=marks)
 
 
 def _of_call(call, key, marks):
-  flat = dataclasses.is_dataclass(call.fn) and rest_field_of(call.fn)
+  flat = dataclasses.is_dataclass(call.fn) and calls.rest_field_of(call.fn)
   if flat:  # the target and its keywords stand next to the own fields
     yield from entries(call.kwargs[flat.name], key, marks)
   else:
-    name = join(key, 'target' if key else 'run')
-    yield Entry(key=name, value=full_name(call.fn), marks=marks)
-  parameters, hints = parameters_of(call.fn), hints_of(call.fn)
+    name = values.join(key, 'target' if key else 'run')
+    yield Entry(key=name, value=calls.full_name(call.fn), marks=marks)
+  parameters, hints = calls.parameters_of(call.fn), values.hints_of(call.fn)
   for name in dict.fromkeys([*parameters, *call.kwargs]):
     if flat and name == flat.name:
       continue
-    path, inside = join(key, name), marks | marks_of(hints.get(name))
+    path, inside = values.join(key, name), marks | marks_of(hints.get(name))
     if name in call.kwargs:
       yield from entries(call.kwargs[name], path, inside)
-    elif name not in call.hidden and not is_required(parameters[name]):
+    elif name not in call.hidden and not calls.is_required(parameters[name]):
       for each in entries(_default(call.fn, parameters[name]), path, inside):
         yield dataclasses.replace(each, is_set=False)
 
@@ -100,7 +81,7 @@ def marks_of(annotation: Any) -> frozenset[str]:
   """Return HARMLESS and MACHINE of an argument, if its Annotated has them."""
   found = (
     text
-    for each in (annotation, *alternatives(annotation))
+    for each in (annotation, *values.alternatives(annotation))
     for text in getattr(each, '__metadata__', ())
     if isinstance(text, str)
   )
@@ -115,20 +96,20 @@ def _default(fn, parameter):
 
 def _as_call(value):
   """Return the Call that would make an object, if the object shows it."""
-  if isinstance(value, Call):
+  if isinstance(value, calls.Call):
     return value
   if isinstance(value, functools.partial):
-    return Call(value.func, dict(value.keywords))
+    return calls.Call(value.func, dict(value.keywords))
   if _is_nested(value) and not isinstance(value, dict | Duration):
     fields = [x.name for x in dataclasses.fields(value) if x.init]
-    names = [x for x in fields if x not in ('parent', 'name')]  # of Flax
-    return Call(type(value), {name: getattr(value, name) for name in names})
+    kept = [x for x in fields if x not in ('parent', 'name')]  # of Flax
+    return calls.Call(type(value), {x: getattr(value, x) for x in kept})
   return None
 
 
 def _is_nested(value):
   is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
-  return isinstance(value, Call | dict) or is_object
+  return isinstance(value, calls.Call | dict) or is_object
 
 
 def plain(value: Any) -> Any:
@@ -136,7 +117,7 @@ def plain(value: Any) -> Any:
 
   Tuples become lists, arrays nested lists, objects the names of their types.
   """
-  if isinstance(value, Mapping | ConfigDict):
+  if values.is_dict(value):
     return {str(name): plain(value[name]) for name in value}
   if isinstance(value, list | tuple):
     return [plain(inner) for inner in value]
@@ -147,13 +128,13 @@ def plain(value: Any) -> Any:
   if isinstance(value, os.PathLike):
     return os.fspath(value)
   if inspect.isclass(value) or inspect.isroutine(value):
-    return full_name(value)
+    return calls.full_name(value)
   if hasattr(value, 'tolist'):
     return plain(value.tolist())
-  return full_name(type(value))
+  return calls.full_name(type(value))
 
 
-def settings(call: Call) -> Iterator[str]:
+def settings(call: calls.Call) -> Iterator[str]:
   """Yield a line 'config.KEY = VALUE' for everything that can be set in a Call.
 
   Values that the config does not set are their defaults, and marked so.
@@ -168,9 +149,9 @@ def _with_sizes(value):
   """Return a value with image sizes in place of the Calls that compute them."""
   if isinstance(value, dict):
     return {k: _with_sizes(v) for k, v in value.items()}
-  if not isinstance(value, Call):
+  if not isinstance(value, calls.Call):
     return value
-  if is_size_of(value.fn):
+  if values.is_size_of(value.fn):
     with contextlib.suppress(UserError, OSError):  # weights that do not exist
       return value.make()
   return dataclasses.replace(value, kwargs=_with_sizes(value.kwargs))
@@ -211,8 +192,8 @@ def run(
       file and its argument) and 'changed' (see `override`). 'defaults' is
       added: {key: text} of what the config does not set.
   """
-  found = plan_run(config, **supplied)
-  check_set(found, config)
+  found = calls.plan_run(config, **supplied)
+  calls.check_set(found, config)
   listed = tuple(entries(found))
   defaults = {each.key: str(each.value) for each in listed if not each.is_set}
   provenance = Provenance(
@@ -243,15 +224,15 @@ def describe(value: Any) -> Any:
   Fields with their default value are left out.
   """
   if (call := _as_call(value)) is not None:
-    parameters = parameters_of(call.fn)
+    parameters = calls.parameters_of(call.fn)
     kept = {
       name: describe(inner)
       for name, inner in call.kwargs.items()
       if name not in parameters
-      or is_required(parameters[name])
+      or calls.is_required(parameters[name])
       or inner != _default(call.fn, parameters[name])
     }
-    return {'target': full_name(call.fn), **kept}
+    return {'target': calls.full_name(call.fn), **kept}
   if isinstance(value, Mapping):
     return {str(k): describe(v) for k, v in value.items()}
   if isinstance(value, list | tuple):
@@ -259,7 +240,7 @@ def describe(value: Any) -> Any:
   if value is None or isinstance(value, bool | int | float | str):
     return value
   if inspect.isclass(value) or inspect.isfunction(value):
-    return {'target': full_name(value)}
+    return {'target': calls.full_name(value)}
   raise UserError(
     f'{value!r} cannot be described in JSON. Make it a dataclass whose fields '
     'are numbers, texts, or dataclasses.'
@@ -272,7 +253,7 @@ def build(settings: Any, *, trust: Sequence[str] = ()) -> Any:
   Packages in `trust` are others whose classes and functions the file may name.
   A target that is not trusted, or that settings do not fit, raises UserError.
   """
-  for path, target in walk(settings):
+  for path, target in values.walk(settings):
     if path.rpartition('.')[2] == 'target' and not _is_trusted(target, trust):
       package = str(target).split('.')[0]
       raise UserError(
@@ -280,7 +261,7 @@ def build(settings: Any, *, trust: Sequence[str] = ()) -> Any:
         f'names. If you trust that package, pass trust=({package!r},) or '
         f'--trust={package}.'
       )
-  return resolve(with_tuples(settings))
+  return calls.resolve(values.with_tuples(settings))
 
 
 def _is_trusted(target, trust):
@@ -290,7 +271,7 @@ def _is_trusted(target, trust):
   parent, _, name = target.rpartition('.')
   for module in TRUSTED_MODULES:
     if target.startswith(module) and not name.startswith('_'):
-      found = locate(target)
+      found = calls.locate(target)
       is_class = inspect.isclass(found) and dataclasses.is_dataclass(found)
       return is_class and found.__module__ == parent
   return target in TRUSTED or any(target.startswith(f'{p}.') for p in trust)

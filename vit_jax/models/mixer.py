@@ -10,18 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from vit_jax.models import vit
 from vit_jax.models.dense import BlockOptions, Gelu, Mlp, keep_batch_split
 from vit_jax.models.pooling import Head
-from vit_jax.models.vit import (
-  Classifier,
-  Depth,
-  PatchEmbedding,
-  Remat,
-  StochasticDepth,
-  check_images,
-  drop_path,
-  run_layers,
-)
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Positive
 
 
@@ -47,13 +38,13 @@ class MixerBlock(nn.Module):
     )
     y = jnp.swapaxes(norm(name='norm1')(x), 1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, name='token_mixing')(y)
-    x = x + drop_path(self, jnp.swapaxes(y, 1, 2), drop_rate)
+    x = x + vit.drop_path(self, jnp.swapaxes(y, 1, 2), drop_rate)
     y = norm(name='norm2')(x)
     y = mlp(self.channels_mlp_dim, name='channel_mixing')(y)
-    return x + drop_path(self, y, drop_rate)
+    return x + vit.drop_path(self, y, drop_rate)
 
 
-class MlpMixer(Classifier):
+class MlpMixer(vit.Classifier):
   """Images to logits.
 
   The MLPs along the tokens make the number of patches part of the parameters:
@@ -66,18 +57,18 @@ class MlpMixer(Classifier):
   """
 
   width: Count
-  depth: Depth
+  depth: vit.Depth
   tokens_mlp_dim: Count
   channels_mlp_dim: Count
-  embedding: PatchEmbedding
+  embedding: vit.PatchEmbedding
   head: Head = Head()
   num_classes: Natural | None = None
-  stochastic_depth: StochasticDepth = 0.0
+  stochastic_depth: vit.StochasticDepth = 0.0
   mlp: Gelu = Gelu()
   norm_eps: Positive = 1e-6
   dtype: Dtype = 'float32'
   scan: bool = False
-  remat: Annotated[Remat, HARMLESS] = 'none'
+  remat: Annotated[vit.Remat, HARMLESS] = 'none'
 
   layer = MixerBlock
 
@@ -86,9 +77,9 @@ class MlpMixer(Classifier):
     self, images: jax.Array, *, train: bool = False, per_layer: bool = True
   ) -> dict[str, jax.Array]:
     """Compute the features of VisionTransformer.features; mean pooling."""
-    check_images(images)
+    vit.check_images(images)
     out, _ = self.embedding(self, images)
-    x, outputs = run_layers(
+    x, outputs = vit.run_layers(
       self,
       out['patches'],
       training=train,

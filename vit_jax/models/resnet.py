@@ -26,15 +26,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from vit_jax.models import vit
 from vit_jax.models.dense import INIT, keep_batch_split
 from vit_jax.models.pooling import Head
-from vit_jax.models.vit import (
-  Classifier,
-  PatchEmbedding,
-  Remat,
-  check_images,
-  remat,
-)
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Size
 
 Form = Literal['preact', 'postact']
@@ -171,7 +165,7 @@ class Backbone(nn.Module):
     root = Root(width, self.form, self.dtype, self.pool_padding, name='root')
     x = root(images)
     out = {'stage0': x}
-    cls = remat(Unit, self.remat)
+    cls = vit.remat(Unit, self.remat)
     unit = functools.partial(
       cls, form=self.form, dtype=self.dtype, middle=self.middle
     )
@@ -219,7 +213,7 @@ class Stage(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hybrid(PatchEmbedding):
+class Hybrid(vit.PatchEmbedding):
   """Patches of the feature map of a ResNet (section 3.1), for hybrids.
 
   Attributes:
@@ -250,7 +244,7 @@ class Hybrid(PatchEmbedding):
     return {'feature_map': feature_map} | out, grid
 
 
-class ResNet(Classifier):
+class ResNet(vit.Classifier):
   """Images to logits: the baselines of the paper, from "Big Transfer".
 
   Attributes:
@@ -269,7 +263,7 @@ class ResNet(Classifier):
   head: Head = Head()
   num_classes: Natural | None = None
   dtype: Dtype = 'float32'
-  remat: Annotated[Remat, HARMLESS] = 'none'
+  remat: Annotated[vit.Remat, HARMLESS] = 'none'
   middle: Callable[..., nn.Module] = StdConv
   pool_padding: Literal['zero', 'lowest'] = 'zero'
 
@@ -285,7 +279,7 @@ class ResNet(Classifier):
       pooled: [B, F], its mean.
       pre_logits, logits: see VisionTransformer.
     """
-    check_images(images)
+    vit.check_images(images)
     maps = Backbone(
       *(self.stages, self.width_factor, self.form, self.dtype, self.remat),
       *(self.middle, self.pool_padding),
