@@ -51,21 +51,19 @@ def write_all(
   """
   paths = []
   for name, evaluator in evaluators.items():
-    predictions = getattr(evaluator, 'predictions', None)
-    if predictions and jax.process_index() == 0:
-      names = predictions.class_names or class_names
-      labels = label(predictions.classes, names)
+    p = getattr(evaluator, 'predictions', None)
+    if p and jax.process_index() == 0:
+      labels = label(p.classes, p.class_names or class_names)
       folder, source = epath.Path(workdir), evaluator.data.source
-      paths += _write(folder, name, predictions, labels, source)
+      paths += _write(folder, name, p, labels, source)
   return paths
 
 
-def _write(folder, name, predictions, labels, source):
-  """Write the files of one evaluator; return their paths."""
-  p, paths = predictions, []
-  true, predicted = (
-    np.searchsorted(p.classes, x) for x in (p.true, p.predicted)
-  )
+def _write(folder, name, p, labels, source):
+  """Write the files of an evaluator with Predictions p; return their paths."""
+  paths = []
+  true = np.searchsorted(p.classes, p.true)
+  predicted = np.searchsorted(p.classes, p.predicted)
   if len(labels) <= _MOST_CLASSES:
     matrix = count(true, predicted, len(labels))
     paths += [folder / f'confusion-{name}.{x}' for x in ('csv', 'png')]

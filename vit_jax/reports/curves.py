@@ -51,9 +51,8 @@ class Curves:
       axes.set(title=panel['title'], xlabel='step', ylabel=panel['ylabel'])
       axes.xaxis.get_major_locator().set_params(integer=True)
       low = axes.get_ylim()[0]  # the axis starts at a tick, which says where
-      axes.set_ylim(
-        max((x for x in axes.get_yticks() if x <= low), default=low)
-      )
+      below = [tick for tick in axes.get_yticks() if tick <= low]
+      axes.set_ylim(max(below, default=low))
       axes.legend(frameon=False)
     path = results.workdir / f'{self.name}.png'
     pictures.save(figure, path)

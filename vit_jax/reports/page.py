@@ -33,10 +33,7 @@ _WORST = 24  # mistakes on a page
 
 
 def write_at_end(workdir: PathLike) -> None:
-  """Write the page of a run that has ended, on the first host.
-
-  An error is only printed.
-  """
+  """Write the page of an ended run, on the first host; print any error."""
   if jax.process_index():
     return
   try:
@@ -50,10 +47,7 @@ def write_at_end(workdir: PathLike) -> None:
 
 
 def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
-  """Write the page of a run or a study; return its path.
-
-  By default this is report.html in the workdir.
-  """
+  """Write a run's or study's page, by default report.html; return its path."""
   found = _read(workdir)
   path = epath.Path(output) if output else found.path / NAME
   content = _study(found) if found.is_study else _run(found)
@@ -65,10 +59,7 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
 def compare(
   workdirs: Sequence[PathLike], output: PathLike | None = None
 ) -> epath.Path:
-  """Write one page about several runs; return its path.
-
-  By default this is compare.html next to the first run.
-  """
+  """Write a page about runs, by default compare.html next to the first one."""
   runs = [_read(x) for x in dict.fromkeys(map(str, workdirs))]
   names = [x.name for x in runs]
   if len({*names}) < len(names):
@@ -129,12 +120,11 @@ def closing(workdir: PathLike) -> str:
     weights = shlex.join([f'--weights={workdir}', *trust])
     output = shlex.quote(f'--output={workdir}/look')
     image = _an_image(found.config)
-    lines.append('Next:')
     predict = f'  python -m vit_jax.tools.predict {weights}'
     if not found.config['data'].get('labels', True):  # then no head
       predict += ' ' + shlex.quote(f'--features={workdir}/features.npz')
-    lines.append(f'{predict} {image}')
-    lines.append(f'  python -m vit_jax.tools.look {weights} {output} {image}')
+    look = f'  python -m vit_jax.tools.look {weights} {output} {image}'
+    lines += ['Next:', f'{predict} {image}', look]
   made = found.path / NAME
   return '\n'.join([*lines, f'Report: {made if made.exists() else workdir}'])
 
@@ -319,8 +309,7 @@ def _interval(name, run):
 
 def _main_metrics(run):
   """Return the metrics of a summary."""
-  kinds = {name: kind_of(name, run.kinds) for name in run.last}
-  found = [name for name, kind in kinds.items() if kind.main]
+  found = [name for name in run.last if kind_of(name, run.kinds).main]
   return found or [x for x in ('train/loss',) if x in run.last]
 
 

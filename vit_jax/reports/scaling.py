@@ -111,15 +111,13 @@ def _draw(panel, axes, rows):
   style = {'linestyle': '-' if panel.get('joined', True) else 'none'}
   style |= {'linewidth': 1.8, 'capsize': 3}
   for i, label in enumerate(panel['lines']):
-    of_line = [r for r in rows if r['line'] == label]
-    of_line.sort(key=lambda r: r['x'])
-    shown = label + _correlation(panel, of_line)
-    x, y, bar = (
-      np.array([r[k] for r in of_line]) for k in ('x', 'mean', 'bar')
-    )
+    points = [r for r in rows if r['line'] == label]
+    points.sort(key=lambda r: r['x'])
+    shown = label + _correlation(panel, points)
+    x, y, bar = (np.array([r[k] for r in points]) for k in ('x', 'mean', 'bar'))
     style['marker'] = _MARKERS[i % len(_MARKERS)]
     axes.errorbar(x, 100 * y, yerr=100 * bar, label=shown, **style)
-    for r in of_line:
+    for r in points:
       if r['name'] != label:
         *offset, side = _NAMES_AT[i % len(_NAMES_AT)]
         where = {'xytext': offset, 'textcoords': 'offset points', 'ha': side}
