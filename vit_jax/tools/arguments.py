@@ -72,9 +72,8 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
     **_fields(args.set, args.trust),
   )
   changes |= {'image_size': args.image_size}
-  changes = {name: x for name, x in changes.items() if x is not None}
-  if changes:
-    weights, report = pretrained.fit(weights, **changes)
+  if given := {name: x for name, x in changes.items() if x is not None}:
+    weights, report = pretrained.fit(weights, **given)
     print(report, file=sys.stderr)
   if args.class_names:
     names = tables.read_names(args.class_names)
@@ -88,10 +87,7 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
 
 
 def _fields(assignments, trust):
-  """Return {field: value} of texts FIELD=VALUE.
-
-  Values are JSON, where a dict with a target is an object, or text.
-  """
+  """Return {field: value} of FIELD=VALUE; values are objects, JSON or text."""
   fields = {}
   for text in assignments:
     name, equals, value = text.partition('=')

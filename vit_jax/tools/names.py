@@ -60,11 +60,9 @@ def summary(name: str, image_size: int | None = None) -> str:
   model = names.create(name, num_classes=1000)
   if hasattr(model, 'scan'):  # all layers share a row
     model = model.clone(scan=True)
-  images = jnp.zeros((1, size, size, 3))
+  key, images = jax.random.key(0), jnp.zeros((1, size, size, 3))
   console = {'width': 120, 'color_system': None}
-  text = model.tabulate(
-    jax.random.key(0), images, depth=2, console_kwargs=console
-  )
+  text = model.tabulate(key, images, depth=2, console_kwargs=console)
   count = flops.forward(model, jax.typeof(images)) / 1e9
   return f'{size}x{size} pixels\n{text}\n{count:,.3f} GFLOPs for one image.'
 

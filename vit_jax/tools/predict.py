@@ -80,13 +80,12 @@ def forward_fn(
     options['maps'] = tuple({int(found[1])} & {*range(-1, model.depth)})
 
   def forward(params, images):
-    images, out = weights.preprocess(images), {}
+    images, variables = weights.preprocess(images), {'params': params}
+    out = {}
     if hasattr(model, 'features'):
-      found = model.apply(
-        {'params': params}, images, method='features', **options
-      )
+      found = model.apply(variables, images, method='features', **options)
     else:  # a model of your own needs no more than logits
-      found = {'logits': model.apply({'params': params}, images)}
+      found = {'logits': model.apply(variables, images)}
     if 'logits' in found:
       out['probabilities'] = _ACTIVATIONS[weights.activation](found['logits'])
     if layer is not None:

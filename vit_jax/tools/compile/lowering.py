@@ -127,10 +127,9 @@ def _with_attention(model, images, *, mesh, backward=True):
     if platform == 'gpu':
       name = attention.default(model.width // model.num_heads, model.dtype)
     candidate = model.clone(attention=name)
+    init = functools.partial(candidate.init, train=True)
     try:
-      jax.eval_shape(
-        functools.partial(candidate.init, train=True), rngs, images
-      )
+      jax.eval_shape(init, rngs, images)
     except ValueError:  # it does not support the model
       return model
   return candidate
@@ -175,10 +174,7 @@ def _example(transforms):
 
 
 def find_devices(topology: str) -> Sequence[Any]:
-  """Return the devices of a topology, described by their compiler.
-
-  'local' are the devices of this machine.
-  """
+  """Return the devices of a topology, described by its compiler, or 'local'."""
   if topology == 'local':
     return jax.devices()
   family, _, shape = topology.partition(':')

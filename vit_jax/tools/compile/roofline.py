@@ -47,9 +47,8 @@ def roofline(text: str, flops_per_s: float, bytes_per_s: float) -> Roofline:
   found = Roofline()
   for times, instruction, computation, fused in hlo.executed(module, entry):
     op = instruction.op
-    if fused or op in _NO_KERNEL or op.endswith('-done'):
-      continue
-    if hlo.COLLECTIVE.fullmatch(op):
+    is_kernel = op not in _NO_KERNEL and not hlo.COLLECTIVE.fullmatch(op)
+    if fused or not is_kernel or op.endswith('-done'):
       continue
     flops = products(instruction, computation)
     if op == 'custom-call':
@@ -103,10 +102,8 @@ def products(instruction: Instruction, computation: Computation) -> int | None:
     backward = 'Backward' in instruction.attributes
     sizes = [int(n) for n in re.findall(r'\d+', scores[1])]
     return 2 * (5 if backward else 2) * math.prod(sizes) * head_dim
-  contracted = _CONTRACTED.search(instruction.attributes)
-  if contracted and (
-    instruction.op == 'dot' or 'cublas' in instruction.attributes
-  ):
+  is_product = instruction.op == 'dot' or 'cublas' in instruction.attributes
+  if is_product and (contracted := _CONTRACTED.search(instruction.attributes)):
     left = hlo.dimensions(computation[instruction.operands[0]].shape)
     inner = [left[int(i)] for i in re.findall(r'\d+', contracted[1])]
     return 2 * math.prod(hlo.dimensions(instruction.shape)) * math.prod(inner)
