@@ -86,8 +86,7 @@ def fit(
   """Return (Weights, report) for another use.
 
   Args:
-    image_size: int or (H, W); position tables are resized, and sizes in the
-      transforms change in proportion.
+    image_size: int or (H, W); position tables and transforms are resized, too.
     num_classes: None: the head of the weights. Another number: a new head of
       zeros, without the tanh layer before it, as in the paper's fine-tuning.
       0: no head.
@@ -121,9 +120,8 @@ def fit(
     patch_resize=patch_resize,
     adapt_channels=True,
   )
-  params, report = surgery.adapt(
-    params, bundle.shapes(model, shape), model, how
-  )
+  shapes = bundle.shapes(model, shape)
+  params, report = surgery.adapt(params, shapes, model, how)
   bias = getattr(getattr(model, 'head', None), 'bias_init', 0.0)
   for path, value in params.items():
     if not isinstance(value, np.ndarray):  # of the new head

@@ -1,8 +1,7 @@
 """Files of arrays: .npz and safetensors, local or remote.
 
 Nothing that is read can execute code. The format is determined from the content
-of a file, not from its name. Floats of every width are returned as float32,
-which is how parameters are kept.
+of a file, not from its name. Floats of every width are returned as float32.
 """
 
 import hashlib
@@ -190,8 +189,7 @@ def _download(url, local):
   protocol, _, rest = url.partition('://')
   source, hint = url, ''
   if protocol in ('gs', 'gcs') and not importlib.util.find_spec('gcsfs'):
-    # Public buckets are on the web as well. The variable is that of Google's
-    # own libraries, for an emulator.
+    # Public buckets are on the web, too. Google's variable is for an emulator.
     host = os.environ.get('STORAGE_EMULATOR_HOST', _GCS).rstrip('/')
     source = f'{host}/{urllib.parse.quote(rest)}'
     hint = " If it is private: pip install '.[gcs]'."

@@ -28,9 +28,8 @@ class Family:
   """Models whose files have the same names of arrays, with the same meaning.
 
   Attributes:
-    pattern: regular expression of the name in config.json, which is timm's
-      `architecture` or transformers' `model_type`. It fits '' if files without
-      a config are read, too.
+    pattern: regular expression of timm's `architecture` or transformers'
+      `model_type` in config.json. It fits '' if no config is needed.
     anchor: regular expression of an array that such files have.
     keys: key map.
     fields: fields, as in `bundle.replace`, that arrays and config do not show.
@@ -51,16 +50,12 @@ class Family:
   anchor: str
   keys: KeyMap
   fields: Config = dataclasses.field(default_factory=dict)
-  configure: Callable[[Config, FlatParams], dict[str, Any]] = (
-    lambda config, arrays: {}
-  )
+  configure: Callable[..., dict[str, Any]] = lambda config, arrays: {}
   heads: Mapping[int, int] = dataclasses.field(default_factory=dict)
   args: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
   prefix: str = ''
   unused: str = '(?!)'  # matches nothing
-  prepare: Callable[[dict[str, Any], Config], dict[str, Any]] = (
-    lambda arrays, config: arrays
-  )
+  prepare: Callable[..., dict[str, Any]] = lambda arrays, config: arrays
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
   posemb_resize: Method = 'paper'
   images: Config = dataclasses.field(default_factory=dict)

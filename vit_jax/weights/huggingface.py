@@ -56,10 +56,9 @@ def _use(config, image_shape, notes):
   if config is None:
     return {}
   config = {name: value for name, value in config.items() if value is not None}
-  kind = config.get(
-    'image_processor_type', config.get('feature_extractor_type')
-  )
-  bicubic = re.match('(CLIP|Siglip|Bit|Beit)(Image|Feature)', kind or '')
+  old_kind = config.get('feature_extractor_type', '')
+  kind = config.get('image_processor_type', old_kind)
+  bicubic = re.match('(CLIP|Siglip|Bit|Beit)(Image|Feature)', kind)
   size, large = tuple(image_shape[:2]), _size(config.get('size', 224))
   if bicubic and bicubic[1] == 'CLIP' and isinstance(config.get('size'), int):
     large = config['size']

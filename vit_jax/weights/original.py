@@ -140,10 +140,7 @@ def recognise(names: Iterable[str]) -> bool:
 def read(
   arrays: FlatParams, config: Config | None = None, **options: Any
 ) -> Weights:
-  """Return Weights of {name: array}; see `formats.read`.
-
-  The config is open_clip_config.json.
-  """
+  """Return Weights of arrays and open_clip_config.json; see `formats.read`."""
   levels = [(config or {}).get(x, {}) for x in ('model_cfg', 'preprocess_cfg')]
   config = levels[0] | levels[1]
   found = family.find(FAMILIES, arrays, 'original')

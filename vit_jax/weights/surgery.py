@@ -56,8 +56,7 @@ class InitFrom:
       `resample.resize`. None: that of the model's `posemb`, which is 'paper'
       unless the family of the weights has another.
     patch_resize: method that resizes patch kernels; None: they must fit.
-    adapt_channels: whether images may have another number of channels. Kernels
-      are summed to one channel, or repeated and scaled to more (as timm).
+    adapt_channels: whether images may have another number of channels.
     pooling: another pooling of the model of the weights, where a run uses that
       model, such as Mean(). Masked patch prediction does not pool. The weights
       say which tokens there are. None: as the weights say.
@@ -154,6 +153,7 @@ def adapt(
   notes: list[str] = []
   posemb = getattr(model, 'posemb', None) or PositionEmbedding()
   method = init_from.posemb_resize or posemb.resize_method
+  patch_resize = init_from.patch_resize
   if (stacks := tree.is_stacked(fresh)) != tree.is_stacked(loaded):
     loaded = (tree.stack_blocks if stacks else tree.unstack_blocks)(loaded)
     notes.append(f'  layers {"stacked" if stacks else "unstacked"}')
@@ -176,13 +176,11 @@ def adapt(
         old,
         value.shape,
         posemb_resize=method,
-        patch_resize=init_from.patch_resize,
+        patch_resize=patch_resize,
         adapt_channels=init_from.adapt_channels,
       )
       if old is not None:
-        notes.append(
-          _resized(path, loaded[path], value, method, init_from.patch_resize)
-        )
+        notes.append(_resized(path, loaded[path], value, method, patch_resize))
     if old is None:
       unmatched[path] = value
     else:

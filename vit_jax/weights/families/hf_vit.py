@@ -106,10 +106,7 @@ def _prepare(arrays, config):
 def write(
   weights: Weights, keys: KeyMap, name: str, kind: str, prefix: str = ''
 ) -> tuple[FlatParams, dict[str, Any]]:
-  """Return (arrays, config.json) of a model_type and class.
-
-  Names of heads do not have the prefix.
-  """
+  """Return (arrays, config.json) of a class; heads do not have the prefix."""
   posemb = weights.model.posemb
   if not (posemb and posemb.in_layers):
     weights = bundle.with_table(weights)
@@ -140,9 +137,8 @@ def write(
 
 def _write_vit(weights):
   model, params = weights.model, weights.params
-  if 'cls' not in params or (
-    'pre_logits/kernel' in params and model.num_classes
-  ):
+  has_tanh = 'pre_logits/kernel' in params
+  if 'cls' not in params or (has_tanh and model.num_classes):
     raise UserError(
       "transformers' ViT has a class token; its classifier has no tanh layer."
     )
