@@ -115,8 +115,7 @@ class AxialAttention(nn.Module):
 class AxialResNet(ResNet):
   """A ResNet with axial attention in place of its 3x3 convolutions.
 
-  The paper's is an R50: stages (3, 4, 6, 3). Its position embeddings belong to
-  one size of images.
+  The paper's is an R50, stages (3, 4, 6, 3). It takes images of one size only.
   """
 
   middle: Any = AxialAttention

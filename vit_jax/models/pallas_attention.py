@@ -259,9 +259,8 @@ def lanes_per_head(width: int) -> float:
 def _heads(lanes, width):
   """Yield for each head the registers that contain it, and its own lanes.
 
-  Products that include the lanes of other heads cost no more, because matrix
-  units take whole registers. So the other lanes are set to 0 in one of the
-  factors, and no lane is moved.
+  Matrix units take whole registers, so products with the lanes of other heads
+  cost no more: these lanes are 0 in one factor, and no lane is moved.
   """
   for begin in range(0, lanes, width):
     end = begin + width

@@ -19,6 +19,8 @@ from vit_jax.models.dense import INIT, BlockOptions, Dense, Mlp, initializer
 from vit_jax.models.posemb import Grid, Layout, PositionEmbedding
 from vit_jax.types import Count, Natural, NonNegative, Params
 
+Features = dict[str, Array]  # by name
+
 
 @dataclasses.dataclass(frozen=True)
 class Head:
@@ -40,7 +42,7 @@ class Head:
 
   def __call__(
     self, module: nn.Module, x: jax.Array, *, layer: type[Dense] = Dense
-  ) -> dict[str, jax.Array]:
+  ) -> Features:
     """Compute the logits of pooled features x [..., D], by `layer`s.
 
     Returns:
@@ -110,10 +112,8 @@ class Pooling:
     """Pool tokens: [B, N, D] -> [B, D], or those of `read`, [B, ., D]."""
     return tokens[:, self.read(layout)]
 
-  def classify(
-    self, module: nn.Module, head: Head, x: Array
-  ) -> dict[str, Array]:
-    """Return the features of the head by name, see `Head.__call__`.
+  def classify(self, module: nn.Module, head: Head, x: Array) -> Features:
+    """Return the features of the head, see `Head.__call__`.
 
     `x` is the result of `__call__`, after the final LayerNorm.
     """
@@ -158,9 +158,7 @@ class DistillationToken(Pooling):
   def read(self, layout: Layout) -> slice:
     return slice(2)
 
-  def classify(
-    self, module: nn.Module, head: Head, x: Array
-  ) -> dict[str, Array]:
+  def classify(self, module: nn.Module, head: Head, x: Array) -> Features:
     found = head(module, x, layer=DensePerToken)  # each [B, 2, .]
     out = {name: both.mean(axis=1) for name, both in found.items()}
     if 'logits' in found:

@@ -72,10 +72,7 @@ class PositionEmbedding:
     return token
 
   def shared(self, module: nn.Module, layout: Layout, train: bool) -> Any:
-    """Return arrays that each layer gets as `shared`, or None.
-
-    `module` is the model; it has `width` and `num_heads`.
-    """
+    """Return arrays for layers' `shared`, or None. `module` is the model."""
     return None
 
   def add_to_layer(
@@ -147,9 +144,7 @@ class Learned(PositionEmbedding):
       return token
     return token + self._token(module, name, token.shape)
 
-  def shared(
-    self, module: nn.Module, layout: Layout, train: bool
-  ) -> Array | None:
+  def shared(self, module: nn.Module, layout: Layout, train: bool) -> Any:
     is_shared = self.at == 'layers_shared'
     return self._tokens(module, layout, module.width) if is_shared else None
 
