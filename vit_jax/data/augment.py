@@ -45,11 +45,6 @@ def _solarize_add(picture, addition):
   return picture.point(table * len(picture.getbands()))
 
 
-def _posterize(picture, bits):
-  """Keep so many bits of each level. Pillow 13 refuses 0, timm's strongest."""
-  return picture.point(lambda level: level & (256 - 2 ** (8 - bits)))
-
-
 def hue(picture: _Picture, turn: float) -> _Picture:
   """Turn the hue by this fraction of the circle, computed in float32."""
   if picture.mode == 'L':
@@ -66,7 +61,10 @@ COLOR: dict[str, Callable[..., _Picture]] = {
   'AutoContrast': lambda picture, _: ImageOps.autocontrast(picture),
   'Equalize': lambda picture, _: ImageOps.equalize(picture),
   'Invert': lambda picture, _: ImageOps.invert(picture),
-  'Posterize': _posterize,
+  # Keeps so many bits of each level. Pillow 13 refuses 0, timm's strongest.
+  'Posterize': lambda picture, bits: picture.point(
+    lambda level: level & (256 - 2 ** (8 - bits))
+  ),
   'Solarize': ImageOps.solarize,
   'SolarizeAdd': _solarize_add,
   **{kind: functools.partial(_enhance, kind=kind) for kind in ENHANCE},

@@ -1,8 +1,7 @@
 """Embedded fractals: FractalDB-like classes drawn from a seed, cached on disk.
 
 A class is an iterated function system of n maps, float64 [n, 6]:
-x' = a x + b y + e, y' = c x + d y + f. The formulas follow FractalDB, with a
-contractive sampler of the maps.
+x' = a x + b y + e, y' = c x + d y + f, as in FractalDB, with contractive maps.
 
 The images are the same on every machine. So this file uses only raw bits of
 PCG64, whose stream numpy guarantees; +, -, *, / and sqrt, which IEEE 754 rounds
@@ -41,10 +40,9 @@ class Fractals:
   `render_category` describes the images of a class. Image i of class k depends
   on (seed, k, i) only. Example i has the label i % num_classes.
 
-  The constructor draws the classes that the cache lacks. Each class is a file,
-  written atomically, so an interrupted generation resumes. The cache, vit_jax/
-  in $XDG_CACHE_HOME or ~/.cache, takes num_classes * images_per_class *
-  image_size^2 bytes.
+  The constructor draws the classes that the cache lacks, a file for each class,
+  so an interrupted generation resumes. The cache is vit_jax/ in $XDG_CACHE_HOME
+  or ~/.cache, of num_classes * images_per_class * image_size^2 bytes.
 
   Attributes:
     images_per_class: 1,000 is FractalDB's grid.
@@ -159,8 +157,7 @@ def sample_system(stream: _Stream) -> tuple[np.ndarray, np.ndarray]:
 def category(seed: int, label: int) -> tuple[np.ndarray, np.ndarray]:
   """Return the system of a class: (system [n, 6], probabilities [n]).
 
-  The first of the stream of (seed, label) whose points hit at least 0.2 of the
-  pixels (FractalDB's rule).
+  The first of its stream whose points hit 0.2 of the pixels (FractalDB's rule).
   """
   stream = _Stream(seed, label)
   num_points = int(_POINTS_PER_PX * _FILL_PX * _FILL_PX)
@@ -231,8 +228,7 @@ def _draws(count):
 def _positions(points, side):
   """Return row * side + column of each point: int64 [R, points].
 
-  Each axis is stretched to the image without its border: 3 of 512 pixels as in
-  FractalDB, at least 1.
+  Each axis is stretched to the image without a border of 3/512, at least 1 px.
   """
   pad = max(1, side * 3 // 512)
 
@@ -289,8 +285,7 @@ def render_category(
       image = image.sum(axis=(1, 3), dtype=np.int64) * 255 // scale**2
       flips = (image, image[::-1], image[:, ::-1], image[::-1, ::-1])
       for flip, flipped in enumerate(flips):
-        index = first + flip * NUM_ROWS + row
-        if index < count:
+        if (index := first + flip * NUM_ROWS + row) < count:
           images[index] = flipped
   return images
 

@@ -11,8 +11,7 @@ from vit_jax.types import Count, Fraction, Seed
 class ShufflePatches:
   """Move patches of pixels, in all images to the same other places.
 
-  For a ViT with patches of this size the task stays the same; neighbours are
-  no longer neighbours.
+  A ViT with patches of this size has the same task, but other neighbours.
 
   Attributes:
     patch_size: side of a patch in pixels; it must divide the image size.

@@ -17,9 +17,8 @@ _SPLITS = {'train': slice(1029), 'test': slice(1029, None)}
 class Digits:
   """The 1,797 handwritten digits of scikit-learn: uint8 [8, 8, 1].
 
-  Their levels 0 to 16 are scaled to 0 to 255. The splits share no writer:
+  Levels 0 to 16 become 0 to 255. The splits share no writer and keep the order:
   'train' is the first 1,029 scans (98 to 107 per class), 'test' the last 768.
-  Both keep the order of the set.
 
   Attributes:
     examples_per_class: number of scans of each class, chosen at random with

@@ -32,10 +32,7 @@ class Elpv:
 
     images, labels = _cells()
     parts = model_selection.train_test_split(
-      np.arange(len(labels)),
-      test_size=0.25,
-      stratify=labels,
-      random_state=seed,
+      np.arange(len(labels)), test_size=0.25, stratify=labels, random_state=seed
     )
     rows = np.sort(parts[split == 'test'])
     self._rows, self._images, self._labels = rows, images, labels[rows]

@@ -53,9 +53,8 @@ class Glyphs:
   """Unlimited images of letters and symbols: bright strokes on black.
 
   Image i, uint8 [image_size, image_size, 1], depends on (seed, i) only. Each
-  block of `num_classes` images contains every class once, in an order that
-  depends on the seed. The last bits of pixels may differ between versions of
-  FreeType or OpenCV; labels do not.
+  block of `num_classes` images contains every class once, in an order from the
+  seed. Between versions of FreeType or OpenCV, last bits of pixels may differ.
 
   Attributes:
     image_size: side in pixels.

@@ -54,11 +54,10 @@ class Tar:
 
   def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
     labels = {name: i for i, name in enumerate(self.class_names)}
-    classes = self._classes
     with self._path.open('rb') as file, tarfile.open(None, 'r|*', file) as tar:
       for path, data in _images(tar):
-        if classes:
-          name = classes[posixpath.basename(path)]
+        if self._classes:
+          name = self._classes[posixpath.basename(path)]
         else:
           name = class_of(path.removeprefix(self._root))
         if name in labels:
@@ -68,8 +67,7 @@ class Tar:
 def imagenet(folder: PathLike, split: str) -> Tar:
   """Return a split of ImageNet 2012 from the tar files of image-net.org.
 
-  `folder` contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar; `split`
-  is 'train' or 'validation'.
+  `folder` has ILSVRC2012_img_{train,val}.tar; `split`: 'train' or 'validation'.
   """
   start, exif = f'{os.fspath(folder)}/ILSVRC2012_img_', False  # as TensorFlow
   if split == 'train':
