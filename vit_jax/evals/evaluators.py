@@ -7,8 +7,7 @@ arguments of its config. Optional attributes of an evaluator:
   check(abstract_params)  raises an error before the first training step
   metrics                 {name: types.Kind} of results; 'NAME/': all below it
   class_names             of the data; the model must have the same
-  predictions             `evals.classification.Predictions` of the last run,
-                          which are then written, see reports/confusion.py
+  predictions             classification.Predictions, for reports/confusion.py
   pictures(params)        {title: rows of images}, see reports/sheets.py
 """
 
@@ -27,11 +26,10 @@ from vit_jax.types import Kind, Model, Params, Preprocess, UserError
 
 
 class Evaluator(Protocol):
-  """See the module docstring."""
-
   def run(self, params: Any) -> Mapping[str, float]: ...
 
 
+Evaluators = Mapping[str, Evaluator]
 # (model, *, preprocess, mesh) -> Evaluator.
 Factory = Annotated[
   Callable[..., Evaluator],
@@ -95,9 +93,7 @@ def check_class_names(
   )
 
 
-def check_best_metric(
-  metric: str | None, evaluators: Mapping[str, Evaluator]
-) -> None:
+def check_best_metric(metric: str | None, evaluators: Evaluators) -> None:
   """Raise ValueError if no evaluator returns the metric 'EVALUATOR/METRIC'."""
   name, _, found = (metric or '').partition('/')
   known = getattr(evaluators.get(name), 'metrics', None)
@@ -111,9 +107,7 @@ def check_best_metric(
   )
 
 
-def run(
-  evaluators: Mapping[str, Evaluator], params: Params
-) -> dict[str, float]:
+def run(evaluators: Evaluators, params: Params) -> dict[str, float]:
   """Run evaluators, and return {'EVALUATOR/METRIC': int or float}.
 
   They may copy between host and devices as they like: the transfer guard of the
@@ -131,7 +125,7 @@ def run(
   return results
 
 
-def kinds(evaluators: Mapping[str, Evaluator]) -> dict[str, Kind]:
+def kinds(evaluators: Evaluators) -> dict[str, Kind]:
   """Return what the metrics of evaluators are, {'EVALUATOR/METRIC': Kind}."""
   return {
     f'{name}/{metric}': kind

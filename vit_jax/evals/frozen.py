@@ -106,10 +106,7 @@ class Frozen:
           raise UserError(f'{name}/{key}: {error}') from error
 
   def run(self, params: Params) -> dict[str, float]:
-    """Return {'{data}/{readout}/{metric}': float}.
-
-    'mean/{readout}/{metric}' is the mean over several data sets.
-    """
+    """Return {'data/readout/metric': float}, also 'mean/...' over data sets."""
     found: dict[str, float] = {}
     values = collections.defaultdict(list)
     for name, data in self.data.items():
