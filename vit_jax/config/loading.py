@@ -23,17 +23,15 @@ def load(spec: Any) -> Any:
     ConfigError: no such file, no get_config in it, or an argument that it does
       not take. Other exceptions in the file keep their traceback.
   """
-  path, argument = _find(str(spec))
+  path, arguments = _find(str(spec))
   import_configs(path.parent)
   module_spec: Any = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(module_spec)
   module_spec.loader.exec_module(module)
-  make = getattr(module, 'get_config', None)
-  if make is None:
+  if not (make := getattr(module, 'get_config', None)):
     raise ConfigError(
       f'--config={spec}: it has no function get_config([argument]).'
     )
-  arguments = () if argument is None else (argument,)
   try:
     inspect.signature(make).bind(*arguments)
   except TypeError as error:
@@ -51,7 +49,7 @@ def about(spec: Any) -> str:
 
 
 def _find(spec):
-  """Return (path of the file, argument or None) of a `spec` of `load`."""
+  """Return (path of the file, arguments of get_config) of a `spec`."""
   file, colon, argument = spec.partition(':')
   known = shipped_configs()
   if file == 'vit_jax':
@@ -70,7 +68,7 @@ def _find(spec):
       f'--config={spec}: {path} is not a file{hint}. Configs of this project '
       'are found from any folder as vit_jax:NAME.'
     )
-  return path, argument if colon else None
+  return path, (argument,) if colon else ()
 
 
 def shipped_configs() -> dict[str, pathlib.Path]:

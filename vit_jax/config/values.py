@@ -2,8 +2,7 @@
 
 An annotation is the schema of an argument: `accum_steps: Count = 1`, see
 types.py. Pydantic validates strictly: no text becomes a number, and no number a
-bool. Objects that a config describes are not plain values; they are checked by
-the code that uses them.
+bool. Objects that a config describes are checked by the code that uses them.
 """
 
 import ast
