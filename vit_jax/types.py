@@ -82,8 +82,7 @@ Fraction = Annotated[float, Expect(lambda x: 0 <= x <= 1, 'in [0, 1]')]
 Share = Annotated[float, Expect(lambda x: 0 < x <= 1, 'in (0, 1]')]
 Between = Annotated[float, Expect(lambda x: 0 < x < 1, 'in (0, 1)')]
 Rate = Annotated[float, Expect(lambda x: 0 <= x < 1, 'in [0, 1)')]
-# A larger one is a mistake: no rule of optax trains with it, and updates of
-# parameters of size 1 overflow.
+# A larger one is a mistake: no rule of optax trains with it, updates overflow.
 LearningRate = Annotated[
   float, Expect(lambda x: 0 <= x <= 1e4, 'between 0 and 10000')
 ]
