@@ -354,7 +354,7 @@ def evaluation(
   Args:
     convention: 'original', the released code of the ViT paper, resizes to a
       square. 'big_vision' resizes the smaller side, by area, and crops the
-      centre. 'timm' does so too, antialiased bicubic, rounded as torchvision.
+      centre. 'timm' does so too, antialiased bicubic, rounded like torchvision.
     size: side of the images, in pixels.
     crop: fraction of the smaller side that the crop keeps. Default for
       'big_vision': 7/8, and 6/7 at 384 pixels; for 'timm': 0.9 for ViTs below

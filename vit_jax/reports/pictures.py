@@ -55,10 +55,7 @@ def rgb(image: np.ndarray) -> np.ndarray:
 def mosaic(
   axes: Any, values: np.ndarray, *, vmin: float, vmax: float, gap: float = 0.1
 ) -> Any:
-  """Draw maps [rows, columns, m, n] as tiles of one image, and return it.
-
-  L/16 has 384 maps; as many axes would be slow.
-  """
+  """Draw maps [rows, columns, m, n] in one image: many axes would be slow."""
   *counts, m, n = values.shape
   gap = max(1, round(gap * n))
   padding = ((0, 0), (0, 0), (0, gap), (0, gap))

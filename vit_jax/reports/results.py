@@ -64,10 +64,9 @@ class Results:
     if 'value' in spec:
       mean, *std = np.atleast_1d(spec['value']).tolist()
       return Value(mean, std[0] if std else 0.0, (mean,))
-    values = tuple(self.sample(**spec).values())
-    if not values:
-      return None
-    return Value(float(np.mean(values)), float(np.std(values)), values)
+    if values := tuple(self.sample(**spec).values()):
+      return Value(float(np.mean(values)), float(np.std(values)), values)
+    return None
 
   def sample(
     self, *, runs: str, metric: str, best: str | None = None

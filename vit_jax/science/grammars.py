@@ -54,8 +54,8 @@ class Grammar:
     draws = rng.random((length, 2)).tolist()
     tokens, still_open = [], []
     for i, (kind, (draw, choice)) in enumerate(zip(kinds, draws)):
-      fits = len(still_open) < length - i - 1  # all of them can be closed
-      if (draw < 0.5 and fits) or not still_open:
+      has_room = len(still_open) < length - i - 1  # to close one more
+      if (draw < 0.5 and has_room) or not still_open:
         still_open.append(kind)
         tokens.append(kind)
       else:

@@ -1,7 +1,7 @@
 """Hugging Face transformers: model.safetensors and two JSON configs.
 
-Names of arrays changed: version 5 has 'layers.0.attention.q_proj' in memory,
-but its files, and ours, have 'encoder.layer.0.attention.attention.query'.
+Two names of arrays are read: version 5 has 'layers.0.attention.q_proj' in
+memory, but 'encoder.layer.0.attention.attention.query' in files, as we write.
 """
 
 import dataclasses

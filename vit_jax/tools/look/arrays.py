@@ -148,10 +148,7 @@ def forward_fn(
 
 
 def tsne(features: Any) -> np.ndarray:
-  """Return points [n, 2]: t-SNE of the first 50 principal components of [n, D].
-
-  See van der Maaten and Hinton, 2008.
-  """
+  """Return points [n, 2]: t-SNE of 50 principal components of [n, D]."""
   import sklearn.decomposition  # takes a second
   import sklearn.manifold
   import threadpoolctl
