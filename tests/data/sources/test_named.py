@@ -13,9 +13,10 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data.images import UnreadableError
 from vit_jax.data.pipeline import Data
+from vit_jax.data.sources import tables
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.hugging_face import HuggingFace
-from vit_jax.data.sources.named import open_source, tables
+from vit_jax.data.sources.named import open_source
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.data.subsets import Slice, fingerprint
 
