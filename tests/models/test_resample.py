@@ -1,14 +1,13 @@
 """Resizing of position tables and patch kernels, against scipy and torch."""
 
-import pathlib
-
 import numpy as np
 import pytest
 import scipy.ndimage
+from tiny import golden
 
 from vit_jax.models import resample
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'torch_resize.npz'
+TORCH, TIMM = golden('torch_resize'), golden('timm_patch_resize')
 
 
 def noise(*shape):
@@ -42,9 +41,8 @@ def test_paper_resize_equals_scipy_zoom(old, new):
 )
 @pytest.mark.parametrize('case', ['up', 'down', 'mixed'])
 def test_resize_equals_torch(method, case):
-  golden = np.load(GOLDEN)
-  expected = golden[f'{case}/{method}']
-  actual = resample.resize(golden[f'{case}/table'], expected.shape[1:3], method)
+  expected = TORCH[f'{case}/{method}']
+  actual = resample.resize(TORCH[f'{case}/table'], expected.shape[1:3], method)
   # Weights and torch's results are float32: 1.2e-6 measured.
   np.testing.assert_allclose(actual, expected, atol=4e-6)
 
@@ -57,9 +55,8 @@ def test_resize_to_the_same_size_changes_nothing(method):
 
 @pytest.mark.parametrize('name', ['grow', 'shrink', 'mixed'])
 def test_patch_kernels_are_resized_as_timm_does(name):
-  golden = np.load(GOLDEN.with_name('timm_patch_resize.npz'))
-  expected = golden[f'{name}/resized']
-  actual = resample.resize_kernel(golden[f'{name}/kernel'], expected.shape[:2])
+  expected = TIMM[f'{name}/resized']
+  actual = resample.resize_kernel(TIMM[f'{name}/kernel'], expected.shape[:2])
   # timm computes in float32; measured: 5e-6.
   np.testing.assert_allclose(actual, expected, atol=1e-5)
 

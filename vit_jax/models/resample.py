@@ -121,10 +121,10 @@ def _weights(old, new, method):
     return jax.image.resize(units, (new, old), _ANTIALIAS[method])
   if method in ('bicubic', 'dinov2_offset'):
     scale = (new + 0.1 * (method == 'dinov2_offset')) / old
-    return jax.image.scale_and_translate(
+    run = jax.jit(jax.image.scale_and_translate, static_argnums=(1, 2, 5, 6))
+    return run(
       *(units, (new, old), (0,)),
-      *(np.float32([scale]), np.zeros(1, np.float32), 'cubic-pytorch'),
-      antialias=False,
+      *(np.float32([scale]), np.zeros(1, np.float32), 'cubic-pytorch', False),
     )
   if method in ('paper', 'paper_square'):
     at = np.linspace(0, old - 1, new)
