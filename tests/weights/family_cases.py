@@ -29,11 +29,17 @@ def features(weights):
   return apply(params, seeded.images(weights.image_shape))
 
 
-def check(about, recorded, arrays):
-  """Check outputs; return (Weights, {what: error / spread})."""
+def read(about, arrays):
+  """Return Weights, for images of the recorded size."""
   options = about.get('options', {})  # what files without a config lack
   weights = FORMATS[about['format']].read(arrays, about['config'], **options)
   assert weights.image_shape == tuple(about['image'])
+  return weights
+
+
+def check(about, recorded, arrays):
+  """Check outputs; return (Weights, {what: error / spread})."""
+  weights = read(about, arrays)
   out = features(weights)
   out.setdefault('logits', out['pre_logits'])
   if about['other']:
