@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from nightly import nightly
 from preset_configs import (
   CLASSES,
   EVALUATIONS,
@@ -167,21 +168,36 @@ def trace(config, tmp_path, num_classes=5, image_shape=None):
   return row['parameters'] + left_out
 
 
-@pytest.mark.parametrize(('name', 'argument'), list(TRACED))
+BY_DAY = [  # each kind of model and loss, and a mesh that shards parameters
+  *[('pretrain_paper', 'imagenet21k,L/16,fsdp'), ('masked_patches', 'B/16')],
+  *[('pretrain_augreg', 'imagenet,B/16'), ('deit', 'deit,S/16,distilled')],
+  *[('pretrain_scaling_vit', 'So400m/14'), ('pretrain_vit5', 'S/16')],
+  *[('finetune', 'cifar10,R50x1,bit'), ('distill_features', 'S/16')],
+]
+
+
+@pytest.mark.parametrize(('name', 'argument'), nightly(TRACED, but=BY_DAY))
 def test_traces_with_the_parameters_of_its_model(name, argument, tmp_path):
   config = load_config(name, argument)
   classes = CLASSES[config.data.source.get('name', 'folder')]
   assert trace(config, tmp_path, classes) == TRACED[name, argument]
 
 
-def test_quickstart_and_masked_patches_trace(tmp_path):
-  runs = load_config('quickstart').runs
-  # The others differ in seed and data.
-  for run, size in (('pretrain', 24), ('scratch_seed0', 36)):
-    trace(ConfigDict(runs[run]), tmp_path, image_shape=(size, size, 1))
-  for argument in ('', 'mean_colour', 'pixels'):
-    run = load_config('masked_patches_embedded', argument).runs.pretrain
-    trace(run, tmp_path, image_shape=(24, 24, 1))
+PIXELS = ('masked_patches_embedded', 'pixels', 'pretrain', 24)
+EMBEDDED = [  # The other runs of the quickstart differ in seed and data.
+  ('quickstart', '', 'pretrain', 24),
+  ('quickstart', '', 'scratch_seed0', 36),
+  *[PIXELS, *((PIXELS[0], x, *PIXELS[2:]) for x in ('', 'mean_colour'))],
+]
+
+
+@pytest.mark.parametrize(
+  ('name', 'argument', 'run', 'size'),
+  nightly(EMBEDDED, but=[EMBEDDED[0], PIXELS]),
+)
+def test_embedded_runs_trace(name, argument, run, size, tmp_path):
+  config = ConfigDict(load_config(name, argument).runs[run])
+  trace(config, tmp_path, image_shape=(size, size, 1))
 
 
 @pytest.mark.parametrize(('name', 'argument'), variants(('transfer', 'vtab')))
@@ -238,14 +254,11 @@ def test_models_of_ablations(study, member, expected):
   assert initialise(runs[f'pretrain_{member}']) == expected
 
 
-@pytest.mark.parametrize(
-  'argument',
-  [
-    x if 'head' in x else pytest.param(x, marks=pytest.mark.slow)
-    for x in VARIANTS['ablations']
-    if 'tiny' in x
-  ],
-)
+TINY = [x for x in VARIANTS['ablations'] if 'tiny' in x]
+HEADS = [x for x in TINY if 'head' in x]
+
+
+@pytest.mark.parametrize('argument', nightly(TINY, but=HEADS))
 def test_embedded_models_of_ablations(argument):
   """They differ where that can be seen in their parameters."""
   config, seen = load_config('ablations', argument), set()
