@@ -3,7 +3,7 @@
 import pytest
 
 
-def nightly(cases, *, but):
+def nightly(cases, *, but=()):
   """Mark the cases as slow, except those in `but`, which run by default."""
   cases = list(cases)
   assert all(case in cases for case in but)

@@ -48,8 +48,9 @@ def stack_layers(params):
 
 
 def apply(model, params, images=IMAGES, **options):
-  """Apply a model, compiled once per model and options."""
-  return _forward(model, tuple(options.items()))({'params': params}, images)
+  """Apply a model, compiled once per model and options; return NumPy arrays."""
+  run = _forward(model, tuple(options.items()))
+  return jax.device_get(run({'params': params}, images))
 
 
 @functools.cache
@@ -59,7 +60,7 @@ def _forward(model, options):
 
 def logits_and_grads(model, params, images=IMAGES, rngs=None):
   """Return logits and the gradients of a loss, compiled once per model."""
-  return _backward(model)(params, images, rngs)
+  return jax.device_get(_backward(model)(params, images, rngs))
 
 
 @functools.cache

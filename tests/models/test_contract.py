@@ -18,8 +18,9 @@ from contract import (
   stack_layers,
 )
 from flax import linen as nn
+from nightly import nightly
 from options import all_set
-from tiny import assert_trees_close
+from tiny import assert_trees_close, quick_key
 
 from vit_jax import tree
 from vit_jax.models.axial import AxialViT
@@ -64,7 +65,10 @@ def computed(name):
   return model, params, *logits_and_grads(model, params, images)
 
 
-@pytest.mark.parametrize('name', [*MODELS])
+@pytest.mark.parametrize(
+  'name',
+  nightly(MODELS, but=[x for x in MODELS if x not in 'map axial_patches']),
+)
 def test_shapes_and_finite_gradients(name):
   _, _, logits, grads = computed(name)
   size = len(images_of(name))
@@ -79,10 +83,10 @@ def test_shapes_and_finite_gradients(name):
 @pytest.mark.parametrize(
   'name, scan, remat',
   [
-    ('vit', False, 'dots'),
     ('vit', True, 'full'),
-    ('mixer', True, 'none'),
-    ('axial', True, 'none'),
+    slow('vit', False, 'dots'),
+    slow('mixer', True, 'none'),
+    slow('axial', True, 'none'),
     slow('axial_patches', True, 'full'),
     ('preact', False, 'full'),
   ],
@@ -102,7 +106,7 @@ def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):
 # Measured of 'preact': 0.5% and 17%; at a relu, what is nearly 0 is 0 or not.
 @pytest.mark.parametrize(
   'name, bound',
-  [('vit', 0.05), ('mixer', 0.05), slow('axial', 0.1), slow('preact', 0.3)],
+  [('vit', 0.05), slow('mixer', 0.05), slow('axial', 0.1), slow('preact', 0.3)],
 )
 def test_bfloat16_computes_near_float32(name, bound):
   model, params, *expected = computed(name)
@@ -113,10 +117,14 @@ def test_bfloat16_computes_near_float32(name, bound):
   assert grads_error < bound
 
 
-def test_features_in_bfloat16():
-  fn = functools.partial(VIT.clone(dtype='bfloat16').apply, method='features')
-  out = jax.eval_shape(fn, {'params': computed('vit')[1]}, IMAGES)
-  assert out['block_0'].dtype == out['tokens'].dtype == jnp.bfloat16
+@pytest.mark.parametrize('name', ['vit', 'axial', 'mixer', 'preact'])
+def test_features_in_bfloat16(name):
+  model, images = MODELS[name].clone(dtype='bfloat16'), images_of(name)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  fn = functools.partial(model.apply, method='features')
+  out = jax.eval_shape(fn, params, images)
+  assert out.pop('logits').dtype == jnp.float32
+  assert {x.dtype for x in out.values()} == {np.dtype('bfloat16')}
 
 
 # Initialisation.
@@ -140,7 +148,7 @@ INITIAL = {
 def test_initial_distributions(name):
   model = INITIAL[name]
   images = np.zeros((1, 64, 64, 3), np.float32)
-  params = jax.jit(model.init)(jax.random.key(0, impl='rbg'), images)['params']
+  params = jax.device_get(jax.jit(model.init)(quick_key(0), images)['params'])
   logits = apply(model, params, images)
   np.testing.assert_array_equal(logits, np.full((1, 5), -6.9, np.float32))
 
@@ -177,7 +185,7 @@ def test_initial_distributions(name):
       fan_in = math.prod(layer.shape[:-1])
       lecun = ('truncated', fan_in**-0.5)
       kind = lecun if kinds[0] == 'lecun' else kinds[0]
-      assert_distributed(np.asarray(layer), *kind, path)
+      assert_distributed(layer, *kind, path)
     if kind[0] != 'constant' and len(layers) > 1:
       assert not np.array_equal(layers[0], layers[1]), path
 
@@ -190,7 +198,7 @@ def test_initial_deviation_of_deit():
   )
   head = {'representation_size': 96, 'bias_init': -6.9, 'init_std': 0.02}
   model = model.clone(pooling=Map(), head=all_set(Head, **head, bias=False))
-  params = jax.jit(model.init)(jax.random.key(0, impl='rbg'), IMAGES)['params']
+  params = jax.jit(model.init)(quick_key(0), IMAGES)['params']
   assert 'map_head' in params and [*params['head']] == ['kernel']
   for path, value in tree.flatten(params).items():
     if path.endswith('kernel'):
