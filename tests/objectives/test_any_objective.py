@@ -12,6 +12,7 @@ import optax
 import pytest
 import tiny
 from jax.experimental.compilation_cache import compilation_cache
+from nightly import nightly
 from synthetic import Synthetic
 
 from vit_jax import tree
@@ -85,7 +86,8 @@ OBJECTIVES = {  # name: function of a file of weights -> objective
   ),
 }
 WHOLE_BATCH = {*OBJECTIVES} - {'dino', 'mae', 'distillation'}
-SLOW = 'visreg', 'simdino'
+# DINOv2 does all that DINO does, and an anchored LeJEPA what LeJEPA does.
+BY_DAY = 'dinov2', 'anchored', 'mae', 'features'
 MODEL = tiny.vit(width=8, mlp_dim=16, num_classes=0)
 FIELDS = {
   'dinov2': {'embedding': PatchEmbedding(4, mask_token=True)},
@@ -170,13 +172,7 @@ def arrays(state):
   return {'params': state.params, 'ema': state.ema, 'carried': state.carried}
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
-    for name in OBJECTIVES
-  ],
-)
+@pytest.mark.parametrize('name', nightly(OBJECTIVES, but=BY_DAY))
 def test_a_mesh_and_a_checkpoint_change_nothing(name, files, tmp_path):
   """Nor do micro-batches, where an objective allows them."""
   with contextlib.closing(data_of(name).train_batches()) as batches:
