@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -75,7 +74,12 @@ def context_of(loss_fn):
 def predict(teacher, student=MODEL):
   opened = teacher.open(student)
   params = opened.load(sharding.make_mesh())
-  return opened.model.apply({'params': params}, opened.convert(BATCH['image']))
+
+  @jax.jit
+  def run(params, images):
+    return opened.model.apply({'params': params}, opened.convert(images))
+
+  return run(params, BATCH['image'])
 
 
 def xent(logits, classes):
@@ -175,7 +179,7 @@ def test_activation_is_that_of_what_is_learned(teacher_file):
 
 
 def test_the_teacher_sees_mixed_images(teacher_file):
-  half = mixing.Blend(*jnp.full(2, 0.5), jnp.array([0, 0, 8, 8]))
+  half = mixing.Blend(*np.full(2, 0.5, 'f'), np.array([0, 0, 8, 8]))
   outer = mixing.Mixed(
     MODEL,
     preprocess=Normalize(),
@@ -184,7 +188,7 @@ def test_the_teacher_sees_mixed_images(teacher_file):
   ).of_run(None, None)
   weights = make_weights(MODEL, seed=2)
   params = tree.unflatten(weights.params)
-  loss, _ = outer(params, BATCH, KEY, context_of(outer))
+  loss, _ = jax.jit(outer)(params, BATCH, KEY, context_of(outer))
   images = BATCH['image'].astype(np.float32)
   images = (images + np.roll(images, 4, axis=0)) / 2
   targets = logits_of(formats.read(teacher_file), images)
