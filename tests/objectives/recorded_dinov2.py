@@ -57,8 +57,7 @@ class Given(DinoV2):
 
 
 def parameters(seed=0):
-  found = jax.tree.map(jnp.asarray, recorder.weights(seed))
-  return tree.unflatten(found)
+  return tree.unflatten(recorder.weights(seed))
 
 
 def compare(name):
@@ -80,9 +79,9 @@ def compare(name):
   tx = optax.adamw(recorder.LR, eps=recorder.EPS, weight_decay=recorder.DECAY)
   params = parameters()
   state = TrainState(
-    step=jnp.int32(0),
+    step=np.int32(0),
     params=params,
-    opt_state=tx.init(params),
+    opt_state=jax.jit(tx.init)(params),
     rng=jax.random.key(0),
     ema=jax.tree.map(lambda x: np.float32(0.9) * x, params),
   )
