@@ -11,6 +11,7 @@ import pytest
 import record_lejepa
 import seeded
 import tiny
+from nightly import nightly
 
 from vit_jax import tree
 from vit_jax.models.dense import Normalize
@@ -64,7 +65,7 @@ def from_timm(arrays):
     norm = {'scale': parts[f'{name}.weight'], 'bias': parts[f'{name}.bias']}
     added[f'norm_{i}'] = norm
   params = tree.unflatten(weights.params) | {'objective': added}
-  return weights.model, jax.tree.map(jnp.asarray, params)
+  return weights.model, params
 
 
 def test_ten_steps_are_those_of_pytorch(monkeypatch):
@@ -86,7 +87,8 @@ def test_ten_steps_are_those_of_pytorch(monkeypatch):
   options = dict(record_lejepa.ADAMW)
   tx = optax.adamw(options.pop('lr'), **options)
   step = jax.jit(functools.partial(train_step, loss_fn=loss_fn, tx=tx))
-  state, losses = TrainState(jnp.int32(0), params, tx.init(params), KEY), []
+  first = jax.jit(tx.init)(params)
+  state, losses = TrainState(np.int32(0), params, first, KEY), []
   for i, slices in enumerate(GOLDEN['step_slices']):
     state, metrics = step(state, batch_of(i) | {'slices': slices})
     names = 'loss', 'invariance', 'regularization'
@@ -94,7 +96,8 @@ def test_ten_steps_are_those_of_pytorch(monkeypatch):
     if i == 0:  # AdamW's first moment is a tenth of the gradient
       expected = tree.flatten(from_timm(tiny.under(GOLDEN, 'grad/'))[1])
       largest = max(abs(x).max() for x in expected.values())
-      for path, x in tree.flatten(state.opt_state[0].mu).items():
+      moments = jax.device_get(state.opt_state[0].mu)
+      for path, x in tree.flatten(moments).items():
         error = abs(10 * x - expected[path]).max()
         assert error < 1e-5 * largest, path
   np.testing.assert_allclose(losses, GOLDEN['losses'], rtol=1e-4)
@@ -103,7 +106,7 @@ def test_ten_steps_are_those_of_pytorch(monkeypatch):
   tiny.assert_trees_close(state.params, from_timm(last)[1], **options)
 
 
-@pytest.mark.parametrize('points', [9, 17])
+@pytest.mark.parametrize('points', [17, *nightly([9])])
 def test_expected_values_of_sigreg(points):
   """The integrals for normal z, for any N, and for equal z."""
   t = np.linspace(-3, 3, 2 * points - 1)
@@ -114,7 +117,7 @@ def test_expected_values_of_sigreg(points):
   regularize = jax.jit(Sigreg(points=points))
   slices = lejepa.draw(jax.random.key(1), 16, 64)
   for n in (32, 512):
-    z = jax.random.normal(jax.random.key(n), (n, 16, 16))
+    z = np.random.default_rng(n).standard_normal((n, 16, 16), np.float32)
     np.testing.assert_allclose(regularize(z, slices), normal, rtol=0.2)
     found = regularize(0 * z, slices)
     np.testing.assert_allclose(found, n * equal, rtol=1e-5)
@@ -122,11 +125,11 @@ def test_expected_values_of_sigreg(points):
 
 
 def test_visreg_moves_collapsed_images_apart():
-  z = 1e-9 * jax.random.normal(KEY, (32, 2, 4))
+  z = 1e-9 * np.random.default_rng(0).standard_normal((32, 2, 4), np.float32)
   slices = lejepa.draw(jax.random.key(1), 4, 64)
   gradient = jax.jit(jax.grad(Visreg()))
-  assert jnp.isfinite(gradient(0 * z, slices)).all()
-  assert jnp.vdot(gradient(z, slices), z) < 0
+  assert np.isfinite(gradient(0 * z, slices)).all()
+  assert np.vdot(gradient(z, slices), z) < 0
 
 
 def test_each_step_has_its_slices_colours_and_dropout():
@@ -141,12 +144,15 @@ def test_each_step_has_its_slices_colours_and_dropout():
     (MODEL.clone(dropout=0.5), make(MODEL).views, True),
   ):
     objective = make(model, views=views, regularizer=Sigreg(slices=8))
-    step = jax.jit(functools.partial(train_step, loss_fn=objective, tx=tx))
-    params['objective'] = objective.init(KEY, images)
-    found = [
-      step(TrainState(jnp.int32(i), params, tx.init(params), KEY), batch)[1]
-      for i in (0, 0, 1)
-    ]
+    init = functools.partial(objective.init, images=images)
+    params['objective'] = jax.jit(init)(KEY)
+
+    @jax.jit
+    def metrics(i, loss_fn=objective):
+      state = TrainState(i, params, tx.init(params), KEY)
+      return train_step(state, batch, loss_fn=loss_fn, tx=tx)[1]
+
+    found = [metrics(np.int32(i)) for i in (0, 0, 1)]
     one, same, other = (x['regularization'] for x in found)
     assert one == same != other
     one, same, other = (x['invariance'] for x in found)
