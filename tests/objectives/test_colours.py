@@ -140,9 +140,9 @@ def test_each_view_has_its_colour():
 
 def test_the_same_on_any_mesh_and_in_any_batch():
   prepare = jax.jit(LEJEPA.prepare)
-  whole = prepare(BATCH, jax.random.key(3))
+  whole = jax.device_get(prepare(BATCH, jax.random.key(3)))
   rows = {name: x[:4] for name, x in BATCH.items()}
-  few = prepare(rows, jax.random.key(3))
+  few = jax.device_get(prepare(rows, jax.random.key(3)))
   mesh = sharding.make_mesh(data=2, fsdp=2, model=2)
   with jax.set_mesh(mesh):
     batch = sharding.put_batch(BATCH, mesh)
