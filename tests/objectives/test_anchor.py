@@ -9,6 +9,7 @@ import pytest
 import record_dinov2 as recorder
 import recorded_dinov2 as recorded
 import tiny
+from nightly import nightly
 
 from vit_jax.durations import Timeline
 from vit_jax.models.dense import Normalize
@@ -71,9 +72,10 @@ def test_an_anchor_adds_to_any_objective_of_views(name, path):
   frozen = tiny.frozen(loss_fn)
   start = frozen['start']
   assert start['pos_embedding'].shape == (1, 4, 4, 16)
-  params = {**start, 'objective': loss_fn.init(KEY, IMAGES)}
-  moved = params | {'norm': {k: x + 0.5 for k, x in start['norm'].items()}}
-  batch = jax.tree.map(jnp.float32, batch_of(0))
+  added = jax.jit(lambda key: loss_fn.init(key, IMAGES))(KEY)
+  params = jax.device_get({**start, 'objective': added})
+  moved = params | {'norm': {k: x + 0.5 for k, x in params['norm'].items()}}
+  batch = jax.tree.map(np.float32, batch_of(0))
   if name == 'features':  # which has a teacher, too, and one view
     assert frozen['teacher']['pos_embedding'].shape == (1, 6, 6, 16)
     batch = {'image': batch['image'][:, 0]}
