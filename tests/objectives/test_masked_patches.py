@@ -206,12 +206,12 @@ def test_tokens_are_predicted_and_their_vectors_frozen():
     num_classes=6,
   )
   images = np.random.default_rng(0).integers(6, size=(4, 3, 5, 1), dtype='u1')
-  params = model.init(jax.random.key(0), np.float32(images))['params']
+  params = jax.jit(model.init)(quick_key(0), np.float32(images))['params']
   assert 'embedding' not in params
   task = Task(predict='tokens', ratio=0.2)
   loss_fn = MaskedPatches(model, preprocess=Normalize(0.0, 1.0), task=task)
   keys = jax.random.split(jax.random.key(1), 4)
-  found = loss_fn.predict(params, images, keys)
+  found = jax.device_get(jax.jit(loss_fn.predict)(params, images, keys))
   assert found['corrupted'].sum(axis=1).tolist() == [3] * 4
   logits = np.asarray(found['outputs'])
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
