@@ -7,39 +7,14 @@ traced. The README states how many; `tests/test_readme.py` checks it.
 """
 
 import collections
+import functools
 import pathlib
 import sys
-import tempfile
-import threading
 import types
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = str(ROOT / 'vit_jax')
-
-
-class Tracer:
-  """Profile function that notes the code of this project that is called.
-
-  Attributes:
-    in_step: code objects that ran while train_step was on the stack.
-  """
-
-  def __init__(self):
-    self.in_step = set()
-    self._depth = collections.Counter()  # of train_step, by thread
-
-  def __call__(self, frame, event, _):
-    code = frame.f_code
-    if event not in ('call', 'return') or PACKAGE not in code.co_filename:
-      return
-    thread = threading.get_ident()
-    is_step = code.co_name == 'train_step'
-    if event == 'return':
-      self._depth[thread] -= is_step
-      return
-    self._depth[thread] += is_step
-    if self._depth[thread]:
-      self.in_step.add(code)
 
 
 def lines_of(code):
@@ -51,35 +26,45 @@ def lines_of(code):
   return set(range(code.co_firstlineno, max(numbers) + 1))
 
 
-def trace(workdir):
-  """Pre-train the tiny quickstart with Adam; return the Tracer."""
-  from vit_jax import config, train  # noqa: F401 (imports are not counted)
+def trace():
+  """Return the code that runs while a step of the quickstart is traced."""
+  import jax
+  from ml_collections import ConfigDict
 
-  run = config.load('vit_jax:quickstart:tiny').runs.pretrain
+  from vit_jax import config, setup
+  from vit_jax.tools.compile.lowering import lower
+
+  run = ConfigDict(config.load('vit_jax:quickstart:tiny').runs['pretrain'])
   run.optimizer.target = 'optax.adamw'
-  tracer = Tracer()
-  threading.setprofile(tracer)
-  sys.setprofile(tracer)
-  try:
-    config.run(run, workdir)
-  finally:
-    sys.setprofile(None)
-    threading.setprofile(None)
-  return tracer
+  found, train_step = set(), setup.train_step
+
+  def note(frame, event, _):
+    if event == 'call' and frame.f_code.co_filename.startswith(PACKAGE):
+      found.add(frame.f_code)
+
+  @functools.wraps(train_step)
+  def noted(*args, **options):
+    sys.setprofile(note)
+    try:
+      return train_step(*args, **options)
+    finally:
+      sys.setprofile(None)
+
+  with mock.patch.object(setup, 'train_step', noted):
+    lower(run, jax.devices()[:1], image_shape=(24, 24, 1))
+  return found
 
 
-def step_lines(tracer):
+def step_lines():
   """Return {file: number of lines of its functions that a step executes}."""
   found = collections.defaultdict(set)
-  for code in tracer.in_step:
+  for code in trace():
     found[code.co_filename.removeprefix(f'{PACKAGE}/')] |= lines_of(code)
   return {name: len(lines) for name, lines in sorted(found.items())}
 
 
 def main():
-  with tempfile.TemporaryDirectory() as workdir:
-    tracer = trace(workdir)
-  found = step_lines(tracer)
+  found = step_lines()
   for name, count in found.items():
     print(f'{count:5} {name}')
   print(f'{sum(found.values()):5} lines of functions in {len(found)} files')
