@@ -175,6 +175,7 @@ def test_command(
     lambda rows, *a, **k: [sheet(rows, *a, **k), sheets.append(rows)],
   )
   monkeypatch.setattr(figures, 'PER_SHEET', 6)
+  monkeypatch.setattr(figures, '_PX', 40)  # large images are drawn slowly
   monkeypatch.setattr(command, '_LEAST', 5)
   status = call(
     *(f'--weights={file}', f'--output={tmp_path}/out/new', gallery),
