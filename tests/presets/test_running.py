@@ -10,6 +10,7 @@ import json
 import made_up
 import numpy as np
 import pytest
+from nightly import nightly
 from preset_configs import (
   CLASSES,
   find_distillation,
@@ -99,21 +100,16 @@ PLAIN = 'pretrain_better_plain', 'S/16'
 
 @pytest.mark.parametrize(
   ('name', 'argument'),
-  [
-    B16,
-    *(
-      pytest.param(*each, marks=pytest.mark.slow)
-      for each in (
-        BIT,
-        HYBRID,
-        PLAIN,
-        ('pretrain_paper', 'imagenet21k,B/16'),
-        ('pretrain_augreg', 'imagenet,Ti/16,light2'),
-        ('deit', 'deit3,B/16'),
-        ('pretrain_scaling_vit', 'So400m/14'),
-      )
-    ),
-  ],
+  nightly(
+    [
+      *(B16, BIT, HYBRID, PLAIN),
+      ('pretrain_paper', 'imagenet21k,B/16'),
+      ('pretrain_augreg', 'imagenet,Ti/16,light2'),
+      ('deit', 'deit3,B/16'),
+      ('pretrain_scaling_vit', 'So400m/14'),
+    ],
+    but=[B16],
+  ),
 )
 def test_tiny_pretraining_runs(name, argument, pretrained):
   workdir = pretrained(name, argument)
@@ -124,20 +120,16 @@ def test_tiny_pretraining_runs(name, argument, pretrained):
     assert 0 <= record[f'{evaluator}/accuracy'] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ('argument', 'goes_on'),
+  'argument',
   [
-    ('mae', False),
-    *(
-      pytest.param(x, True, marks=pytest.mark.slow)
-      for x in (*load_module('pretrain_folder').METHODS, 'lejepa,labels')
-      if x != 'simdino'  # LAPACK's calls deadlock on several simulated devices
-    ),
+    x
+    for x in (*load_module('pretrain_folder').METHODS, 'lejepa,labels')
+    if x != 'simdino'  # LAPACK's calls deadlock on several simulated devices
   ],
 )
-def test_tiny_pretraining_without_labels(
-  argument, goes_on, image_folder, tmp_path
-):
+def test_tiny_pretraining_without_labels(argument, image_folder, tmp_path):
   path = str(image_folder)
   config = load_config('pretrain_folder', f'{argument},S/16,tiny')
   config.data.source.path = path
@@ -151,7 +143,7 @@ def test_tiny_pretraining_without_labels(
     'finetune': 'folder,size=32,tiny',
     'pretrain_folder': f'{argument},from_weights,tiny',
   }
-  for name, words in further.items() if goes_on else ():
+  for name, words in further.items():
     config = load_config(name, words)
     config.init_from.path = str(tmp_path / 'run')
     config.data.source.path = path
