@@ -173,6 +173,7 @@ def test_contradictions():
 # Fine-tuning.
 
 
+@pytest.mark.slow
 def test_grey_weights_are_fine_tuned_on_rgb_images(images, tmp_path, capsys):
   formats.write(weights(), tmp_path / 'grey.npz', 'vit_jax')
 
