@@ -22,11 +22,9 @@ def test_rows_then_columns():
   x = out['patches'] + params['pos_embedding'].reshape(1, 12, 16)
   x = np.asarray(x).reshape(4, 2, 6, 16)
   block = Block(num_heads=2, mlp_dim=24)
-  run_block = jax.jit(block.apply)
 
   def run(name, line):
-    layer = params[f'block_{i}'][name]
-    return run_block({'params': layer}, line[None])[0]
+    return apply(block, params[f'block_{i}'][name], line[None])[0]
 
   for i in range(2):
     x = np.stack([[run('row', row) for row in image] for image in x])
@@ -38,7 +36,7 @@ def test_rows_then_columns():
     )
     expected = x.reshape(4, 12, 16)
     np.testing.assert_allclose(out[f'block_{i}'], expected, atol=2e-5)
-  normed = nn.LayerNorm().apply({'params': params['norm']}, expected)
+  normed = apply(nn.LayerNorm(), params['norm'], expected)
   np.testing.assert_allclose(out['pooled'], normed.mean(1), atol=2e-5)
 
 
@@ -46,14 +44,13 @@ def test_a_stride_of_axial_attention_takes_means_of_the_cells_there_are():
   layer = AxialAttention(16, 3, stride=2, form='preact')
   x = RNG.standard_normal((1, 5, 7, 16)).astype('f')
   params = random_params(layer, x)
-  out = layer.apply({'params': params}, x)
-  assert out.shape == (1, 3, 4, 16)
+  assert apply(layer, params, x).shape == (1, 3, 4, 16)
   for kernel in ('out', 'value'):  # columns become the identity of nothing
     params['column'][kernel] = jax.tree.map(
       np.zeros_like, params['column'][kernel]
     )
   params['column']['out']['bias'] += 1
-  np.testing.assert_allclose(layer.apply({'params': params}, x), 1)
+  np.testing.assert_allclose(apply(layer, params, x), 1)
 
 
 def test_what_makes_no_sense():

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from contract import IMAGES, apply, random_params, tiny
 from flax import linen as nn
-from jax import numpy as jnp
 from options import all_set
 
 from vit_jax import tree
@@ -42,9 +41,8 @@ def features(pooling):
 def test_weights_of_tokens_give_the_pooled_tokens(pooling):
   out, recorded = features(pooling)
   weights = pooling.token_weights(pooling.layout((2, 6)), recorded)
-  found = jnp.einsum(
-    'brn,bnd->brd', jnp.tile(weights, (4, 1, 1)), out['tokens']
-  )
+  weights = np.broadcast_to(weights, (4, *weights.shape[1:]))
+  found = np.einsum('brn,bnd->brd', weights, out['tokens'])
   expected = out['pooled']
   if isinstance(pooling, NoPooling):
     expected = expected.mean(axis=1)
@@ -113,7 +111,7 @@ def test_each_head_reads_its_own_token():
     x = out['tokens'][:, i]
     for layer in ('pre_logits', 'head'):
       x = x @ params[layer][name]['kernel'] + params[layer][name]['bias'][None]
-      x = jnp.tanh(x) if layer == 'pre_logits' else x
+      x = np.tanh(x) if layer == 'pre_logits' else x
     np.testing.assert_allclose(out[logits], x, atol=1e-5)
   mean = (out['class_logits'] + out['distillation_logits']) / 2
   np.testing.assert_allclose(out['logits'], mean, atol=1e-6)

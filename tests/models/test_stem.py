@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from contract import random_params, tiny
+from contract import apply, random_params, tiny
 
 from vit_jax.models.stem import ConvStem
 
@@ -11,19 +11,11 @@ MODEL = tiny(embedding=ConvStem(widths=(8, 16)))  # cells of 8x8 pixels
 IMAGES = np.random.default_rng(0).normal(size=(1, 48, 64, 1)).astype('f')
 
 
-def feature_map(images, params=None):
-  params = params or random_params(MODEL, IMAGES)
-  out = MODEL.apply({'params': params}, images, method='features')
-  return np.asarray(out['feature_map'])
-
-
 def test_cells_are_as_many_as_the_grid_says():
   embedding = MODEL.embedding
   assert embedding.reduction == 8 and ConvStem().reduction == 32
   assert embedding.grid((48, 64)) == (6, 8)
   assert embedding.image_size((6, 8)) == (48, 64)
-  found = feature_map(IMAGES)
-  assert found.shape == (1, 6, 8, 16)
   out = jax.eval_shape(MODEL.init_with_output, jax.random.key(0), IMAGES)[0]
   assert out.shape == (1, 5)
 
@@ -50,14 +42,15 @@ def test_the_map_is_that_of_the_formula():
   x = convolve(IMAGES[0].astype(np.float64), params['stem'], 'conv0', 4)
   x = convolve(x, params['stem'], 'conv1', 2)
   x = x + convolve(x, params['stem'], 'conv1_residual', 1)
-  np.testing.assert_allclose(feature_map(IMAGES, params)[0], x, atol=1e-5)
+  found = apply(MODEL, params, IMAGES, method='features')['feature_map']
+  assert found.shape == (1, 6, 8, 16)
+  np.testing.assert_allclose(found[0], x, atol=1e-5)
 
 
 @pytest.mark.parametrize(
   ('rows', 'said'), [(40, 'cannot be cut'), (44, 'multiples of 8')]
 )
 def test_sides_must_be_multiples_of_a_cell(rows, said):
+  init = tiny(embedding=ConvStem(2, widths=(8, 16))).init
   with pytest.raises(ValueError, match=said):
-    tiny(embedding=ConvStem(2, widths=(8, 16))).init(
-      jax.random.key(0), IMAGES[:, :rows]
-    )
+    jax.eval_shape(init, jax.random.key(0), IMAGES[:, :rows])
