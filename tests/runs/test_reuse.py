@@ -19,7 +19,9 @@ def make(*args, **kwargs):
 @pytest.mark.parametrize(
   'value', [3, {'a': [1, np.ones(2)]}, Optimizer(make, freeze=['.*'])]
 )
-def test_equal_arguments_share_a_result(value):
+def test_equal_arguments_share_a_result(value, monkeypatch):
+  monkeypatch.setattr('jax.clear_caches', dict)  # slow after many tests
+
   def call(value):
     value = copy.deepcopy(value)
     return compiled.reuse(make, 1, rule=Partial(make, 2, value=value))
