@@ -1,9 +1,7 @@
-"""Records goldens from timm and torch: random weights, images and logits.
+"""Records goldens from timm and torch, which the tests do not need.
 
-The files beside this script hold small models with random weights, named as
-in our parameter tree, and the logits that timm computes with them in float64;
-grids that torch resizes; and what timm trains with (timm_training.npz). Tests
-compare ours with them and need neither.
+They hold grids and patches that they resize, what timm trains with
+(timm_training.npz), and how large the models are whose names we take.
 
 To record again, in a virtual environment that has vit_jax:
 
@@ -14,7 +12,9 @@ To record again, in a virtual environment that has vit_jax:
 """
 
 import functools
+import json
 import pathlib
+import re
 from unittest import mock
 
 import numpy as np
@@ -26,16 +26,12 @@ from vit_jax.weights import timm as ours
 HERE = pathlib.Path(__file__).parent
 IMAGE, HEADS = seeded.TIMM['img_size'], seeded.TIMM['num_heads']
 
-MODELS = {  # file name: arguments of timm's VisionTransformer
-  'token': {'global_pool': 'token'},
-  'gap': {'global_pool': 'avg'},
-  'map': {'global_pool': 'map', 'act_layer': 'gelu_tanh'},
-  'registers': {'global_pool': 'avg', 'reg_tokens': 2},
-  'token_registers': {'global_pool': 'token', 'reg_tokens': 2},
-  'layerscale_qk_norm': {
-    **{'global_pool': 'token', 'init_values': 0.1, 'qk_norm': True},
-  },
-}
+NAMES = (  # timm's models that are compared in size
+  r'(vit|deit|deit3)_(tiny|small|medium|base|large|huge|giant|gigantic|so400m)'
+  r'_patch\d+(_reg\d+)?(_siglip)?(_gap)?_\d+'
+  r'|vit_[a-z]+_r(50|26|)_s\d+(_p8)?_\d+|resnetv2_\d+x\d+_bit|mixer_.\d+_224'
+)
+OTHERS = 'patch14_siglip.*_384'  # 384 px, of which timm ignores some
 
 GRIDS = {  # old grid, new grid
   'up': ((5, 7), (8, 12)),
@@ -52,72 +48,6 @@ KERNELS = {  # old patch, new patch
 def import_timm():
   """timm's module of Vision Transformers."""
   return seeded.import_torch('timm.models.vision_transformer')[0]
-
-
-def randomize(model, rng, skip=()):
-  """Make every parameter random, except of names that start with `skip`."""
-  for name, param in model.named_parameters():
-    if name.startswith(skip):
-      continue
-    value = 0.3 * rng.standard_normal(tuple(param.shape))
-    if 'norm' in name and name.endswith('weight'):
-      value += 1
-    # Weights are stored in float32: round them before timm computes.
-    param.copy_(torch.from_numpy(value.astype(np.float32)))
-
-
-@torch.no_grad()
-def make_model(rng, skip=(), **fields):
-  """Return timm's VisionTransformer, whose parameters are random and matter."""
-  model = import_timm().VisionTransformer(**seeded.TIMM | fields)
-  model = model.double().eval()
-  randomize(model, rng, skip)
-  prefix = model.num_prefix_tokens  # class token, then registers
-  # Our registers have no position.
-  model.pos_embed[:, prefix - model.num_reg_tokens : prefix] = 0
-  return model
-
-
-def make_named(name, rng):
-  """Return the model of a row of MODELS."""
-  fields = MODELS[name]
-  # The final LayerNorm comes before pooling, as ours.
-  options = {'class_token': fields['global_pool'] == 'token', 'fc_norm': False}
-  return make_model(rng, **fields, **options)
-
-
-def read(model, skip='patch_embed.backbone', **options):
-  """Return {path: array} of a model, without the arrays of a backbone."""
-  state = {
-    # Of a norm after pooling, too.
-    name.replace('fc_norm', 'norm'): x.float().numpy()
-    for name, x in model.state_dict().items()
-    if not name.startswith(skip)
-  }
-  return ours.read(state, **options).params
-
-
-def to_ours(model):
-  """Return {path: array} of a model of 3 x 4 patches."""
-  patch = model.patch_embed.proj.weight.shape[2:]
-  size = [count * side for count, side in zip((3, 4), patch)]
-  return read(model, num_heads=HEADS, image_size=size)
-
-
-def save(name, model, images, arrays):
-  """Write images, arrays, and the logits of a model in float64."""
-  logits = seeded.compute(model.double().eval(), images).numpy()
-  np.savez_compressed(
-    HERE / f'timm_{name}.npz', images=images, logits=logits, **arrays
-  )
-
-
-def record_models():
-  rng = np.random.default_rng(0)
-  for name in MODELS:
-    model = make_named(name, rng)
-    images = rng.uniform(-1, 1, (2, *IMAGE, 3)).astype(np.float32)
-    save(name, model, images, to_ours(model))
 
 
 def record_grids():
@@ -165,10 +95,11 @@ def record_kernels():
   np.savez_compressed(HERE / 'timm_patch_resize.npz', **arrays)
 
 
-def layer_factors(model):
+def layer_factors():
   """{factor and decay: of learning rate and weights, path: our paths}."""
   from timm.optim._param_groups import param_groups_layer_decay
 
+  model = import_timm().VisionTransformer(**seeded.TIMM)
   exempt = model.no_weight_decay()
   groups = param_groups_layer_decay(model, 0.05, exempt, layer_decay=0.75)
   found = {}
@@ -176,7 +107,8 @@ def layer_factors(model):
     for group in groups:
       for parameter in group['params']:
         parameter.data.fill_(group[key])
-    arrays = to_ours(model)
+    state = {k: x.float().numpy() for k, x in model.state_dict().items()}
+    arrays = ours.read(state, num_heads=HEADS, image_size=IMAGE).params
     found[name] = [array.ravel()[0] for array in arrays.values()]
   return found | {'path': list(arrays)}
 
@@ -226,7 +158,7 @@ def record_training():
     **{'logits': logits, 'soft': soft},
     'loss/softmax': loss.SoftTargetCrossEntropy()(*both),
     'loss/bce': loss.BinaryCrossEntropy(0, target_threshold=0.0)(*both),
-    **layer_factors(make_named('token', rng)),
+    **layer_factors(),
     **{f'given/{path}': array for path, array in given.items()},
   }
   fields = {'nesterov': True, 'ns_coefficients': 'original'}
@@ -250,8 +182,29 @@ def record_training():
   np.savez_compressed(HERE / 'timm_training.npz', **arrays)
 
 
+def record_sizes():
+  """{name: [image side, parameters, heads or None]} of timm's models."""
+  import timm
+
+  sizes = {}
+  for name in timm.list_models():
+    if not re.fullmatch(NAMES, name) or re.search(OTHERS, name):
+      continue
+    # R-Ti's feature map must be computed, which abstract tensors cannot be.
+    with torch.device('cpu' if '_r' in name else 'meta'):
+      model = timm.create_model(name, num_classes=1000)
+    heads = [m.num_heads for m in model.modules() if hasattr(m, 'qkv')]
+    side = model.pretrained_cfg['input_size'][-1]
+    if name.startswith('resnet'):
+      side = 224
+    count = sum(p.numel() for p in model.parameters())
+    sizes[name] = [side, count, heads[0] if heads else None]
+  lines = ',\n'.join(f'  "{k}": {json.dumps(v)}' for k, v in sizes.items())
+  (HERE / 'timm_sizes.json').write_text(f'{{\n{lines}\n}}\n')
+
+
 if __name__ == '__main__':
   record_training()
-  record_models()
+  record_sizes()
   record_grids()
   record_kernels()
