@@ -81,14 +81,6 @@ def no_cache_is_left_behind():
     jax.config.update(name, value)
 
 
-@pytest.fixture(scope='module')
-def fast_compilation():
-  """Compile fast: the programs of a file are run a few times only."""
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)
-
-
 @pytest.fixture(scope='session')
 def timm_training():
   """Return {name: array}, what golden/record_timm.py records of training."""

@@ -68,7 +68,6 @@ def test_configs_of_augmentation():
     assert out.shape == (224, 224, 3)
 
 
-@pytest.mark.usefixtures('fast_compilation')
 def test_config_of_the_first_hour(tmp_path, capsys):
   page = (ROOT / 'docs/first_hour.md').read_text()
   (code,) = re.findall(r'```python\n(.*?)```', page, re.S)

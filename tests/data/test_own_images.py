@@ -19,8 +19,6 @@ from vit_jax.runs import metrics
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
-pytestmark = pytest.mark.usefixtures('fast_compilation')
-
 
 def weights(shape=(24, 24, 1), **fields):
   """Weights of a small ViT for grey images of 24 px, as the quickstart's."""

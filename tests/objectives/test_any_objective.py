@@ -47,8 +47,6 @@ from vit_jax.train import train
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
-pytestmark = pytest.mark.usefixtures('fast_compilation')
-
 FLIP = Colour(flip=0.5, jitter_probability=0, grey=0, blur=0)
 make = functools.partial
 VIEWS = Views((FLIP,), FLIP)

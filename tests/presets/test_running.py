@@ -24,8 +24,6 @@ from vit_jax import config as configs
 from vit_jax.data import vtab
 from vit_jax.runs.metrics import read_records
 
-pytestmark = pytest.mark.usefixtures('fast_compilation')
-
 
 def jpeg(seed):
   pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)

@@ -191,7 +191,6 @@ def make_config(**changes):
   return config
 
 
-@pytest.mark.usefixtures('fast_compilation')
 def test_local_report():
   config = make_config(**{'model.num_classes': 5})  # not that of the data
   row = lowering.measure(config, jax.devices(), num_classes=9)

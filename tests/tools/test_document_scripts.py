@@ -42,9 +42,6 @@ MODEL = tiny.vit(
 )
 
 
-pytestmark = pytest.mark.usefixtures('fast_compilation')
-
-
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   """The workdir of a run, without the run."""

@@ -20,7 +20,6 @@ from vit_jax.tools.look import __main__ as command
 from vit_jax.tools.look import arrays, figures
 from vit_jax.zoo import names
 
-pytestmark = pytest.mark.usefixtures('fast_compilation')
 MIXER = functools.partial(names.create, 'Mixer-S/16', num_classes=2)
 RESNET = functools.partial(names.create, 'BiT-R50x1', num_classes=2)
 
