@@ -14,6 +14,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from nightly import nightly
 
 from vit_jax.models.dense import BlockOptions
 from vit_jax.models.mixer import MlpMixer
@@ -47,12 +48,10 @@ def count(model, size=224):
   return more + sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
-def slow_if_large(name):
-  small = re.match('ViT-(Ti|S)|R50.*/16|Mixer|BiT.*x1|Axial', name)
-  return pytest.param(name, marks=[] if small else pytest.mark.slow)
+ONLY_OURS = [x for x, of_timm in names.models().items() if not of_timm]
 
 
-@pytest.mark.parametrize('name', [*map(slow_if_large, names.models())])
+@pytest.mark.parametrize('name', nightly(names.models(), but=ONLY_OURS))
 def test_parameter_count(name):
   assert count(names.create(name, num_classes=1000)) == PARAMETERS[name]
 
