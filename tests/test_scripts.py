@@ -52,6 +52,7 @@ def test_the_scripts_install_what_is_missing_and_pass_arguments_on(tmp_path):
   installs = 'pip install -e .[test]'
   assert lines == [*makes, installs, 'pytest tests/models -k a b']
   assert run('test')[1] == ['pytest ']
+  assert run('test', '--all', '-x')[1] == ['pytest -rs -m  -x']
   start = [f'{main} --workdir=/tmp/quickstart --dry_run']
   assert run('quickstart', '--dry_run')[1] == [
     *makes,
