@@ -7,13 +7,7 @@ import types
 import jax
 import numpy as np
 import pytest
-from contract import (
-  IMAGES,
-  apply,
-  assert_scan_is_the_loop,
-  random_params,
-  tiny,
-)
+from contract import IMAGES, apply, assert_scan_is_the_loop, random_params, tiny
 from nightly import nightly
 from tiny import quick_key
 

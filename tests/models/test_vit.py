@@ -7,13 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import (
-  IMAGES,
-  TINY_VIT,
-  apply,
-  random_params,
-  tiny,
-)
+from contract import IMAGES, TINY_VIT, apply, random_params, tiny
 from flax import linen as nn
 from nightly import nightly
 from tiny import quick_key
@@ -59,9 +53,7 @@ def layers_that_add_one(scan, **fields):
   )
   features = functools.partial(model.apply, train=True, method='features')
   out = jax.jit(features)(
-    {'params': params},
-    images,
-    rngs={'dropout': quick_key(0)},
+    {'params': params}, images, rngs={'dropout': quick_key(0)}
   )
   x = np.stack(
     [np.zeros_like(out['block_0'])] + [out[f'block_{i}'] for i in range(3)]

@@ -36,10 +36,7 @@ RULES = {
 WIDTH, HEADS, HIDDEN = 8, 2, 16
 
 # The default tests have Muon, and the others are slow.
-muon_is_fast = pytest.mark.parametrize(
-  'name',
-  nightly(RULES, but=['muon']),
-)
+muon_is_fast = pytest.mark.parametrize('name', nightly(RULES, but=['muon']))
 
 
 def make_tree(seed=0, scan=False, depth=1, small=False):

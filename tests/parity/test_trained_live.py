@@ -18,10 +18,7 @@ pytestmark = needs('torch', 'timm')
 def data(split):
   resize = {'target': 'vit_jax.data.transforms.Resize', 'size': 16}
   return {
-    'source': {
-      'target': 'vit_jax.data.sources.digits.Digits',
-      'split': split,
-    },
+    'source': {'target': 'vit_jax.data.sources.digits.Digits', 'split': split},
     'transforms': (resize,),
     'batch_size': 64,
   }

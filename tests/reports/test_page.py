@@ -382,10 +382,7 @@ def test_pages_in_a_browser(folder, tmp_path):
     move = ActionChains(driver).move_to_element_with_offset
     move(loss, round(0.48 * width), 0).perform()
     # The other charts show their values of the same step.
-    assert legends()[:2] == [
-      'step100 train0.12 val0.22',
-      'step100 val91.67',
-    ]
+    assert legends()[:2] == ['step100 train0.12 val0.22', 'step100 val91.67']
     move(loss, 0, 0).click_and_hold().move_by_offset(80, 0).release().perform()
     move(loss, round(-0.49 * width), 0).perform()
     assert int(legends()[0].split()[0][4:]) > 40  # zoomed

@@ -1,4 +1,4 @@
-"""Numbers of the tool, compared with numpy on the model's q and k."""
+"""Numbers of the tool, compared with analysis on the model's q and k."""
 
 import dataclasses
 import functools
@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import tree
+from vit_jax.analysis import attention
 from vit_jax.models.axial import AxialViT
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d
@@ -40,48 +41,33 @@ def seen(tmp_path_factory):
   return paths
 
 
-def record(weights, paths):
-  """The q and k of images, as the model records them."""
-  model = weights.model
+def analysed(weights, paths, prefix):
+  """The same numbers of all images, by the functions of analysis."""
   pixels = np.stack([np.asarray(Image.open(path)) for path in paths])
-  _, recorded = jax.jit(
-    lambda v, x: model.apply(v, x, mutable=['intermediates'])
-  )(
-    {'params': tree.unflatten(weights.params)},
-    pixels.astype(np.float32) / 127.5 - 1,
-  )
-  return recorded['intermediates']
-
-
-def numpy_look(weights, recorded, index, prefix):
-  """The figures' numbers of one image, from weights [L, h, N, N]."""
-  layers, grid = [], (2, 3)
-  for i in range(2):
-    found = recorded[f'block_{i}']['attn']
-    q, k = (np.asarray(found[name][0][index], np.float64) for name in 'qk')
-    scores = np.einsum('qhd,nhd->hqn', q, k)
-    if isinstance(weights.model.posemb, Relative):
-      scores += np.asarray(found['position_logits'][0][index])
-    scores = scores / np.sqrt(q.shape[-1])
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    layers.append(e / e.sum(-1, keepdims=True))
-  attention = np.array(layers)
-  tokens = attention.shape[-1]
-  start = np.zeros(tokens)
+  start = np.zeros((1, 1, prefix + 6), np.float32)
   if isinstance(weights.model.pooling, ClassToken):
-    start[0] = 1
+    start[..., 0] = 1
   else:
-    start[prefix:] = 1 / (tokens - prefix)
-  mixed = (attention.mean(1) + np.eye(tokens)) / 2
-  within = attention[:, :, prefix:, prefix:]
-  within = within / within.sum(-1, keepdims=True)
-  at = 16 * np.array([(y, x) for y in range(grid[0]) for x in range(grid[1])])
-  apart = np.sqrt(((at[:, None] - at[None]) ** 2).sum(-1))
-  return {
-    'maps': (start @ attention)[..., prefix:].reshape(2, 2, *grid),
-    'rollout': (start @ mixed[1] @ mixed[0])[prefix:].reshape(grid),
-    'distance': (within * apart).sum((-1, -2)) / len(apart),
-  }
+    start[..., prefix:] = 1 / 6
+  distances = attention.cell_distances((2, 3), (16, 16))
+
+  @jax.jit
+  def run(params, images):
+    apply = functools.partial(weights.model.apply, mutable=['intermediates'])
+    recorded = apply({'params': params}, images)[1]['intermediates']
+    layers = attention.recorded(recorded)
+    rows = functools.partial(attention.maps, start=start)
+    apart = functools.partial(attention.mean_distance, distances=distances)
+    maps = attention.per_layer(rows, *layers)[..., prefix:]
+    rollout = attention.rollout(*layers, start=start)[..., prefix:]
+    return {
+      'maps': maps.reshape(-1, 2, 2, 2, 3),
+      'rollout': rollout.reshape(-1, 2, 3),
+      'distance': attention.per_layer(apart, *layers),
+    }
+
+  images = pixels.astype(np.float32) / 127.5 - 1
+  return jax.device_get(run(tree.unflatten(weights.params), images))
 
 
 @pytest.mark.parametrize(
@@ -98,12 +84,10 @@ def test_look(model, make_weights, fields, prefix, seen):
   assert (layout.grid, layout.prefix) == ((2, 3), prefix)
   looks = list(arrays.look_at(weights, seen[:2]))
   assert [look['path'] for look in looks] == seen[:2]
-  recorded = record(weights, seen[:2])
-  for i, look in enumerate(looks):
-    wanted = numpy_look(weights, recorded, i, prefix)
-    for name, value in wanted.items():
-      assert look[name].dtype == np.float32
-      np.testing.assert_allclose(look[name], value, atol=3e-5, err_msg=name)
+  for name, wanted in analysed(weights, seen[:2], prefix).items():
+    found = np.stack([look[name] for look in looks])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, atol=3e-5, err_msg=name)
 
 
 @pytest.mark.slow

@@ -1,12 +1,11 @@
 """The released .npz files: each array lands where it should, and comes back."""
 
-import pathlib
-
 import numpy as np
 import pytest
 import released
 from released import fill, hollow
 from small import equal, logits
+from tiny import golden
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.mixer import MlpMixer
@@ -284,14 +283,10 @@ def test_every_array_is_needed(kind):
       npz.read({k: v for k, v in file.items() if k != name})
 
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'timm_npz.npz'
-
-
 @pytest.mark.parametrize('name', released.TIMM)
 def test_logits_are_those_of_timm(name):
   """golden/record_timm_npz.py recorded them, with timm's reader of .npz."""
-  with np.load(GOLDEN) as golden:
-    expected = golden[name]
+  expected = golden('timm_npz')[name]
   shapes, size, grid = released.TIMM[name]
   images = released.images(size)
   weights = npz.read(released.fill_moderately(shapes), grid=grid)

@@ -39,10 +39,10 @@ OURS = {  # as the recorders have them
   ('timm', 'token'): {'depth': 2},
   ('timm', 'exact'): {'block.mlp': Gelu('exact'), 'posemb': SinCos2d()},
   ('timm', 'token_registers'): {
-    **{'pooling.num_registers': 2, 'block.layerscale_init': 0.1},
+    **{'pooling.num_registers': 2, 'block.layerscale_init': 0.1}
   },
   ('timm', 'gap'): {
-    **{'pooling': Mean(), 'posemb': SinCos2d(), 'block.qk_norm': True},
+    **{'pooling': Mean(), 'posemb': SinCos2d(), 'block.qk_norm': True}
   },
   ('timm', 'fc_norm'): {'pooling': Mean(norm='after')},
   ('timm', 'map'): {'pooling': Map(num_registers=1), 'posemb': None},
