@@ -5,11 +5,8 @@ import pytest
 
 def nightly(cases, *, but=()):
   """Mark the cases as slow, except those in `but`, which run by default."""
-  cases = list(cases)
+  cases, slow = list(cases), pytest.mark.slow
   assert all(case in cases for case in but)
-  return [x if x in but else _slow(x) for x in cases]
-
-
-def _slow(case):
-  values = case if isinstance(case, tuple) else (case,)
-  return pytest.param(*values, marks=pytest.mark.slow)
+  rows = [x if isinstance(x, tuple) else (x,) for x in cases]
+  marks = [() if x in but else slow for x in cases]
+  return [pytest.param(*row, marks=x) for row, x in zip(rows, marks)]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from nightly import nightly
 from tiny import quick_key
 
 from vit_jax import tree
@@ -55,10 +56,7 @@ def loss_of(model, params, rng=0, images=IMAGES, **task):
 # What is corrupted.
 
 
-@pytest.mark.parametrize(
-  ('ratio', 'count'),
-  [(0.5, 98), pytest.param(0.15, 29, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize('ratio, count', [(0.5, 98), *nightly([(0.15, 29)])])
 def test_shares(ratio, count):
   each = functools.partial(draw, num_patches=196, ratio=ratio)
   keys = jax.random.split(jax.random.key(0), 2000)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
+from nightly import nightly
 
 from configs import common
 from vit_jax import config
@@ -113,10 +114,7 @@ def blends(mixer, size=(8, 12), count=20_000):
   return jax.tree.map(np.asarray, blend)
 
 
-@pytest.mark.parametrize(
-  'alpha',
-  [0.2, *(pytest.param(x, marks=pytest.mark.slow) for x in (1e-3, 0.8, 1e3))],
-)
+@pytest.mark.parametrize('alpha', [0.2, *nightly([1e-3, 0.8, 1e3])])
 def test_weights_of_mixup_have_a_beta_distribution(alpha):
   share, weight, box = blends(Mixup(alpha))
   np.testing.assert_array_equal(share, weight)
@@ -197,14 +195,11 @@ def of_one_device():
   return jax.jit(wrap())(None, BATCH, jax.random.key(3))
 
 
+ALL = {'data': 2, 'fsdp': 2, 'model': 2}
+
+
 @pytest.mark.parametrize(
-  'axes',
-  [
-    {'data': 2, 'fsdp': 2, 'model': 2},
-    pytest.param({'data': 8}, marks=pytest.mark.slow),
-    pytest.param({'fsdp': 8}, marks=pytest.mark.slow),
-  ],
-  ids=str,
+  'axes', [ALL, *nightly([{'data': 8}, {'fsdp': 8}])], ids=str
 )
 def test_mixed_batches_are_equal_on_all_meshes(axes):
   mesh = sharding.make_mesh(**axes)

@@ -6,12 +6,11 @@ import types
 import numpy as np
 import pytest
 import sklearn.metrics
+from nightly import nightly
 from PIL import Image
 
 from vit_jax.evals.classification import Predictions
 from vit_jax.reports import confusion, page
-
-SLOW = pytest.mark.slow
 
 
 def predictions(num_classes=5, count=300, names=None, describe=str, **fields):
@@ -112,10 +111,7 @@ def test_the_most_confused_pairs():
   assert page.most_confused(np.diag([3, 4])) == []
 
 
-@pytest.mark.parametrize(
-  'num_classes',
-  [pytest.param(2, marks=SLOW), pytest.param(60, marks=SLOW), 1000],
-)
+@pytest.mark.parametrize('num_classes', [1000, *nightly([2, 60])])
 def test_figure_of_any_number_of_classes(tmp_path, num_classes):
   """No figure is larger than a page."""
   names = [f'a rather long name of class {i}' for i in range(num_classes)]
