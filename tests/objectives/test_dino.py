@@ -26,8 +26,6 @@ GIVEN = Views((PLAIN,), PLAIN)  # pixels as they are
 HEAD = DinoHead(recorder.OUTPUTS, recorder.HIDDEN, recorder.BOTTLENECK)
 GOLDEN = tiny.golden('dino')
 TIMELINE = Timeline(recorder.BATCH, 2 * recorder.BATCH, recorder.STEPS)
-
-
 part = functools.partial(tiny.under, GOLDEN)
 
 
