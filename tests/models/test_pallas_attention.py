@@ -167,7 +167,7 @@ def simulated(monkeypatch, capfd):
   ('tokens', 'heads', 'width', 'dtype'),
   [
     (21, 3, 80, 'float32'),
-    (21, 3, 80, 'bfloat16'),
+    slow(21, 3, 80, 'bfloat16'),
     # Tokens and head dimensions of published models, fewer heads.
     slow(197, 12, 64, 'bfloat16'),  # B/16
     slow(257, 2, 80, 'bfloat16'),  # H/14

@@ -249,6 +249,7 @@ def test_evaluate_on_another_split(pretrained, data_dir, tmp_path):
   assert result['test/num_examples'] == 20
 
 
+@pytest.mark.slow
 def test_evaluate_features(pretrained, image_folder, tmp_path):
   config = load_config('evaluate', 'folder,fewshot,knn,size=36')
   for part, split in (('train', None), ('test', '[:20]')):

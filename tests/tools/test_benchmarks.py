@@ -40,9 +40,8 @@ ABSENT += ('PIL', 'matplotlib', 'sklearn', 'datasets')
 TINY = ('mu/16', '--image_size=32', '--steps=2', '--batch_size=8')
 
 
-@pytest.mark.parametrize(
-  'mode', ['train', pytest.param('infer', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['train', 'infer'])
 def test_step_needs_no_packages_for_data(mode):
   speed, notes = run(script('step_ours', ABSENT), *TINY, f'--mode={mode}')
   assert speed > 0

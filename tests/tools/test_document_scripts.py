@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from nightly import nightly
 from PIL import Image
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / 'docs'))
@@ -133,7 +134,7 @@ def test_pictures_undo_preprocessing():
   np.testing.assert_array_equal(drawn, patches)
 
 
-@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize('channels', [1, *nightly([3])])
 def test_augmentations_are_drawn_at_three_strengths(channels, tmp_path):
   rng = np.random.default_rng(0)
   image = rng.integers(0, 256, (40, 40, channels), dtype=np.uint8)
