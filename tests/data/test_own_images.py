@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tiny
+from nightly import nightly
 from PIL import Image
 from preset_configs import load_config
 
@@ -76,9 +77,7 @@ def test_a_tenth_of_each_class_is_held_out(images):
   assert not names[0] & names[1] and len(names[0] | names[1]) == 40
 
 
-@pytest.mark.parametrize(
-  'words', ['tiny', pytest.param('tiny,balanced', marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('words', ['tiny', *nightly(['tiny,balanced'])])
 def test_training_from_scratch_is_one_command(words, images, tmp_path):
   config = load_config('train_folder', words)
   config.data.source.path = str(images)

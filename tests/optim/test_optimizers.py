@@ -424,9 +424,7 @@ def test_clipping_comes_first_and_multipliers_last(name):
 
 
 # Not LAMB: its trust ratio makes such a step independent of the decay.
-@pytest.mark.parametrize(
-  'name', ['nadamw', pytest.param('muon', marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('name', ['nadamw', *nightly(['muon'])])
 def test_weight_decay_by_group(name):
   """Without a gradient, decoupled decay is all that moves a parameter."""
   params = make_tree(small=True)
