@@ -94,8 +94,7 @@ def test_parameter_trees(name):
 
 
 BY_DAY = """
-  all axial_map_scan hybrid_root layers_scan learned2d mixer_scan relative
-  resnet
+all axial_map_scan hybrid_root layers_scan learned2d mixer_scan relative resnet
 """
 VALUES = [name for name, found in EXPECTED.items() if len(found) > 1]
 
