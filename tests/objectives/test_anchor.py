@@ -9,7 +9,6 @@ import pytest
 import record_dinov2 as recorder
 import recorded_dinov2 as recorded
 import tiny
-from nightly import nightly
 
 from vit_jax.durations import Timeline
 from vit_jax.models.dense import Normalize
