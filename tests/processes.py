@@ -252,7 +252,7 @@ _OF_THE_CLOCK = (
 
 def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Return the records of a run without entries that depend on the clock."""
-  from vit_jax.runs.metrics import read_records
+  from vit_jax.runs.records import read_records
 
   kept = [
     {

@@ -20,7 +20,7 @@ from vit_jax import config, pretrained, tree
 from vit_jax.optim import optimizers
 from vit_jax.parallel import sharding
 from vit_jax.reports import page
-from vit_jax.runs import metrics
+from vit_jax.runs.records import read_records
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
 from vit_jax.weights import bundle, formats
@@ -312,7 +312,7 @@ def run(request, folder):
 
 def test_train_with_every_part(run):
   model, workdir, state = run
-  records = metrics.read_records(workdir)
+  records = read_records(workdir)
   (last,) = [r for r in records if 'largest/logit' in r]
   assert last['step'] == 2
   assert [r['step'] for r in records if 'seen/devices' in r] == [1, 2]
@@ -343,7 +343,7 @@ def test_resume_and_shard(run, folder):
   allowed = ['total_steps']
   resumed = train(folder, model, workdir, *more, allow_changes=allowed)
   assert resumed.step == 3
-  records = metrics.read_records(workdir)
+  records = read_records(workdir)
   norms = [
     [(r['step'], r[key]) for r in records if key in r]
     for key in ('train/grad_norm', 'train/probes/top/grads')

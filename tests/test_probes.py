@@ -8,7 +8,8 @@ from processes import scalars
 
 from vit_jax.durations import Timeline, steps
 from vit_jax.probes import EDGES, Histograms, Norms, Probe
-from vit_jax.runs.metrics import Monitor, NonFiniteError, read_records
+from vit_jax.runs.monitor import Monitor, NonFiniteError
+from vit_jax.runs.records import read_records
 
 
 def test_norms_and_histograms_of_each_layer():

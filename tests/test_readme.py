@@ -15,7 +15,7 @@ import traced_step
 from absl import flags
 
 from vit_jax import config, tree
-from vit_jax.runs import metrics
+from vit_jax.runs import records
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
@@ -172,7 +172,7 @@ def test_python_examples_of_the_training_page(tmp_path, monkeypatch):
   }
   _run(train, scope, shorter)
   assert scope['state'].step == 2
-  assert any('test/accuracy' in r for r in metrics.read_records(tmp_path))
+  assert any('test/accuracy' in r for r in records.read_records(tmp_path))
   _run(mixed, scope, {})
   found = config.resolve(scope['config'].objective)
   assert found == config.resolve(

@@ -27,7 +27,8 @@ from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
-from vit_jax.runs.metrics import Logging, read_records
+from vit_jax.runs.monitor import Logging
+from vit_jax.runs.records import read_records
 from vit_jax.step import TrainState, init_state, train_step
 from vit_jax.train import train
 

@@ -23,7 +23,8 @@ from vit_jax.models.dense import Normalize
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.reports import confusion, page
 from vit_jax.runs import compiled, workdirs
-from vit_jax.runs.metrics import Stopwatch, Writer
+from vit_jax.runs.monitor import Stopwatch
+from vit_jax.runs.records import Writer
 from vit_jax.runs.writers import MetricsWriter
 from vit_jax.types import (
   HARMLESS,

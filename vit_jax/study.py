@@ -35,7 +35,8 @@ from vit_jax.io import terminal
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
 from vit_jax.runs import compiled, workdirs
-from vit_jax.runs.metrics import NonFiniteError, read_kinds, read_records
+from vit_jax.runs.monitor import NonFiniteError
+from vit_jax.runs.records import read_kinds, read_records
 from vit_jax.types import PathLike, UserError, kind_of
 
 DONE = 'done.json'

@@ -32,7 +32,7 @@ from vit_jax.probes import Probe
 from vit_jax.reports import confusion, page, sheets
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
-from vit_jax.runs.metrics import Logging, Monitor, Stopwatch, check_finite
+from vit_jax.runs.monitor import Logging, Monitor, Stopwatch, check_finite
 from vit_jax.setup import Examples, Settings
 from vit_jax.step import TrainState as TrainState
 from vit_jax.types import (

@@ -16,7 +16,7 @@ from vit_jax.data import pipeline
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.named import open_source
 from vit_jax.models.dense import BlockOptions, Gelu, Normalize
-from vit_jax.runs import metrics
+from vit_jax.runs import records
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
@@ -83,7 +83,7 @@ def test_training_from_scratch_is_one_command(words, images, tmp_path):
   config.data.source.path = str(images)
   state = configs.run(config, tmp_path)
   assert state.params['head']['kernel'].shape[-1] == len(CLASSES)
-  found = [r.get('test/num_examples') for r in metrics.read_records(tmp_path)]
+  found = [r.get('test/num_examples') for r in records.read_records(tmp_path)]
   assert 5 in found
   saved = formats.read(tmp_path)
   assert saved.class_names == CLASSES

@@ -28,7 +28,7 @@ from vit_jax.parallel.sharding import MeshSizes, fsdp
 from vit_jax.reports import confusion
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import load_params
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs.records import read_records
 from vit_jax.train import Evaluation, train
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.zoo import names

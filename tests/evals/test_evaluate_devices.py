@@ -4,7 +4,7 @@ import pytest
 from processes import Process, join
 
 from vit_jax import config as config_lib
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs.records import read_records
 
 # 101 and 67 examples: no batch size divides them.
 CONFIG = """

@@ -8,7 +8,8 @@ import pytest
 
 from vit_jax import config as configs
 from vit_jax.runs import workdirs
-from vit_jax.runs.metrics import NonFiniteError, Writer, read_records
+from vit_jax.runs.monitor import NonFiniteError
+from vit_jax.runs.records import Writer, read_records
 from vit_jax.types import UserError
 
 CALLS = []

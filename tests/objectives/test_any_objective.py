@@ -39,7 +39,8 @@ from vit_jax.optim.schedules import Ema
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
-from vit_jax.runs.metrics import Logging, read_records
+from vit_jax.runs.monitor import Logging
+from vit_jax.runs.records import read_records
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import make_step
 from vit_jax.step import Term, TrainState, as_objective

@@ -9,7 +9,7 @@ from processes import PLAIN, python
 
 from vit_jax.parallel import compilation_cache
 from vit_jax.runs import checkpoint
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs.records import read_records
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from processes import PLAIN, Process, free_port, join, steps, undisturbed
 from vit_jax.parallel import hosts
 from vit_jax.parallel.hosts import StopSignal
 from vit_jax.runs.checkpoint import load_params
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs.records import read_records
 
 FLAGS = [
   '--config.mesh.fsdp=-1',

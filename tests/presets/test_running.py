@@ -22,7 +22,7 @@ from tiny import encode
 
 from vit_jax import config as configs
 from vit_jax.data import vtab
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs.records import read_records
 
 
 def jpeg(seed):

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vit_jax.evals.classification import Classification, Predictions
 from vit_jax.reports import charts, confusion, page, table
-from vit_jax.runs.metrics import OF_A_RUN
+from vit_jax.runs.records import OF_A_RUN
 from vit_jax.tools import report
 
 KINDS = OF_A_RUN | {f'val/{k}': x for k, x in Classification.metrics.items()}

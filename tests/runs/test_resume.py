@@ -10,7 +10,7 @@ import signal
 import pytest
 from processes import Run, difference, python, steps, undisturbed
 
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs.records import read_records
 
 
 @pytest.mark.slow

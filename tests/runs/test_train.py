@@ -28,9 +28,10 @@ from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.probes import Histograms, Norms, Probe
 from vit_jax.reports import confusion
-from vit_jax.runs import compiled, metrics, workdirs
+from vit_jax.runs import compiled, monitor, workdirs
 from vit_jax.runs.checkpoint import Checkpoints, load_params
-from vit_jax.runs.metrics import Logging, NonFiniteError, read_records
+from vit_jax.runs.monitor import Logging, NonFiniteError
+from vit_jax.runs.records import read_records
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import with_num_classes
 from vit_jax.step import init_state, train_step
@@ -127,7 +128,7 @@ def test_non_finite_names_the_arrays():
   everywhere = jax.NamedSharding(mesh, jax.sharding.PartitionSpec())
   for arrays in (state, jax.device_put(state, everywhere)):
     with pytest.raises(NonFiniteError, match=r'1 arrays \(b\).*step 7'):
-      metrics.check_finite(arrays, 7, mesh)
+      monitor.check_finite(arrays, 7, mesh)
 
 
 class Torn(Digits):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.probes import EDGES
-from vit_jax.runs.metrics import Writer, read_records
+from vit_jax.runs.records import Writer, read_records
 from vit_jax.runs.writers import MLflow, WandB
 
 CONFIG = {'seed': 3, 'schedule': {'lr': 0.1}}

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from vit_jax.io import terminal
 from vit_jax.runs import compiled
-from vit_jax.runs.metrics import OF_A_RUN
+from vit_jax.runs.records import OF_A_RUN
 from vit_jax.types import Kind, Model, Params, Preprocess, UserError
 
 

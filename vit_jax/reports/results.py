@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.runs.metrics import read_kinds, read_records
+from vit_jax.runs.records import read_kinds, read_records
 from vit_jax.types import UserError, kind_of
 
 

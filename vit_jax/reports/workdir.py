@@ -8,7 +8,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.runs import workdirs
-from vit_jax.runs.metrics import read_kinds, read_records
+from vit_jax.runs.records import read_kinds, read_records
 from vit_jax.types import PathLike
 
 CAUTION = 'A tiny preset shows that everything runs: its numbers mean nothing.'

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.io import terminal
 from vit_jax.models.pallas_attention import lanes_per_head
-from vit_jax.runs import metrics
+from vit_jax.runs import monitor
 from vit_jax.runs.compiled import GIB
 from vit_jax.tools.compile.hlo import Costs, costs
 from vit_jax.tools.compile.roofline import roofline
@@ -26,7 +26,7 @@ class Chip(NamedTuple):
 
 # By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock,
 # links and bandwidth are from data sheets, quoted from memory; at this clock
-# the matrix units reach the peak FLOP/s that metrics.py has. GPUs as in gpus/;
+# the matrix units reach the peak FLOP/s that monitor.py has. GPUs as in gpus/;
 # their links are NVLink's, or PCIe's of the L4, in one direction.
 CHIPS = {
   'TPU v2': Chip(7.48, 0.7, 124, 700),
@@ -75,7 +75,7 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   # A device sends each byte at least once, of a sum twice.
   sent = counted.collectives.total() + counted.collectives['all-reduce']
   found['collectives_ms'] = sent / chip.links_gb_s / 1e6
-  peak = metrics.peak_flops(kind)
+  peak = monitor.peak_flops(kind)
   if cycles:
     seconds = cycles / chip.clock_ghz / 1e9
     found |= {
@@ -108,7 +108,7 @@ def kernel_cycles(
   """
   if not counted.kernel_flops or device_kind not in CHIPS:
     return 0.0
-  chip, peak = CHIPS[device_kind], metrics.peak_flops(device_kind)
+  chip, peak = CHIPS[device_kind], monitor.peak_flops(device_kind)
   assert peak is not None
   padding = lanes_per_head(head_dim) / head_dim if head_dim else 1.0
   seconds = counted.kernel_flops * padding / peak

@@ -1,10 +1,5 @@
-"""Metrics: what is measured, when it is fetched, and what is written."""
+"""Metrics of a run: what is measured, and when it is fetched."""
 
-import errno
-import json
-import re
-import subprocess
-import sys
 import types
 
 import jax
@@ -13,33 +8,26 @@ import numpy as np
 import pytest
 from processes import scalars
 
-from vit_jax import config
 from vit_jax.durations import Timeline, steps
 from vit_jax.io import terminal
-from vit_jax.runs import metrics
-from vit_jax.runs.metrics import (
-  OF_A_RUN,
-  Monitor,
-  NonFiniteError,
-  Writer,
-  read_records,
-)
-from vit_jax.types import DETAIL, UserError
+from vit_jax.runs import monitor as monitor_lib
+from vit_jax.runs.monitor import Monitor, NonFiniteError
+from vit_jax.runs.records import read_records
 
 
 def make_monitor(workdir, **kwargs):
   total_steps = kwargs.pop('total_steps', 10)
-  logging = metrics.Logging(steps(kwargs.pop('every', 2)))
+  logging = monitor_lib.Logging(steps(kwargs.pop('every', 2)))
   return Monitor(workdir, Timeline(16, 100, total_steps), logging, **kwargs)
 
 
 @pytest.fixture
 def clock(monkeypatch):
-  """A clock of metrics.py that stands still."""
+  """A clock of monitor.py that stands still."""
   found = types.SimpleNamespace(now=100.0)
   found.perf_counter = lambda: found.now
   found.process_time = lambda: 2 * found.now  # two busy threads
-  monkeypatch.setattr(metrics, 'time', found)
+  monkeypatch.setattr(monitor_lib, 'time', found)
   return found
 
 
@@ -70,7 +58,7 @@ def test_a_step_is_fetched_only_after_the_next_is_dispatched(tmp_path):
 @pytest.mark.parametrize('total, count', [(3, 3), (60, 20), (4000, 80)])
 def test_a_short_run_has_twenty_records(total, count, tmp_path):
   timeline = Timeline(4, 99, total)
-  monitor = metrics.Monitor(tmp_path, timeline)
+  monitor = Monitor(tmp_path, timeline)
   for step in range(1, total + 1):
     monitor.step(step, {'loss': np.float32(1)})
   monitor.flush()
@@ -101,7 +89,7 @@ def test_records_are_means_over_the_interval(tmp_path):
 
 def test_rates_and_phases(tmp_path, clock, monkeypatch, capsys):
   kind = jax.devices()[0].device_kind
-  monkeypatch.setitem(metrics.PEAK_FLOPS, kind, 1e12)
+  monkeypatch.setitem(monitor_lib.PEAK_FLOPS, kind, 1e12)
   monitor = make_monitor(tmp_path, flops_per_step=4e12)
   clock.now += 50  # compilation
   monitor.step(1, {'loss': 1.0})
@@ -179,55 +167,6 @@ def test_resuming_removes_records_of_lost_steps(tmp_path, clock):
   assert shown == [(2, 1.5), (4, 3.5), (6, 10.0)]
 
 
-def test_a_writer_without_start_appends(tmp_path):
-  for value in (1.0, np.float32('inf'), np.int64(3)):
-    writer = Writer(tmp_path)
-    writer.write(5, {'test/accuracy': value})
-    writer.close()
-  found = [r['test/accuracy'] for r in read_records(tmp_path)]
-  assert found == [1.0, float('inf'), 3]
-  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
-  assert json.loads(lines[0])['time'].endswith('+00:00')
-  assert json.loads(lines[1])['test/accuracy'] == 'Infinity'
-  assert read_records(tmp_path / 'nowhere') == []
-
-
-@pytest.mark.parametrize(
-  'kinds', [b'', b'{"a"', b'[]', b'{"a": 3}', b'{"a": {"b": 1}}', b'\xff']
-)
-def test_damaged_files_of_metrics(kinds, tmp_path, capsys):
-  """Whole records are kept; kinds.json is written again."""
-  lines = b'{"step": 1, "a": "NaN"}\n3\n[]\n{"a": 1}\n{"step": "x"}\n\xff\n\n'
-  lines += b'{"step": 1, "a": null}\n{"step": 2, "b": 3}'
-  (tmp_path / 'metrics.jsonl').write_bytes(lines)
-  (tmp_path / 'kinds.json').write_bytes(kinds)
-  with pytest.raises(UserError, match=r'kinds\.json'):
-    metrics.read_kinds(tmp_path)
-  Writer(tmp_path, 2).close()
-  (said,) = capsys.readouterr().out.splitlines()
-  assert said.endswith('metrics.jsonl: 7 damaged lines were left out.')
-  assert metrics.read_kinds(tmp_path) == OF_A_RUN
-  first, second = read_records(tmp_path)
-  assert np.isnan(first['a']) and second == {'step': 2, 'b': 3}
-
-
-class Failing:
-  """A writer without the optional methods, which cannot reach its server."""
-
-  def write(self, step, values):
-    raise ConnectionError('no route')
-
-
-def test_a_writer_that_fails_does_not_stop_the_run(tmp_path, capsys):
-  writer = Writer(tmp_path, writers={'mine': Failing()})
-  for step in (1, 2):
-    writer.write(step, {'loss': 0.5})
-  writer.close()
-  (said,) = capsys.readouterr().err.splitlines()
-  assert said.startswith('writers.mine failed: ConnectionError: no route. The')
-  assert [r['step'] for r in read_records(tmp_path)] == [1, 2]
-
-
 @pytest.mark.parametrize(
   ('kind', 'tera'),
   [
@@ -238,33 +177,7 @@ def test_a_writer_that_fails_does_not_stop_the_run(tmp_path, capsys):
   ],
 )
 def test_peak_flops(kind, tera):
-  assert metrics.peak_flops(kind) == (tera and tera * 1e12)
-
-
-# The terminal.
-
-
-def test_terminal_line():
-  record = {
-    'train/loss': 1.23456,
-    'train/lr': 3e-4,
-    'train/grad_norm': 0.98765,
-    'images_per_s': 12345.6,
-    'mfu': 0.4321,
-    'data_wait': 0.25,
-    'data_wait/reading': 0.2,
-    'data_wait/decoding': 0.05,
-    'memory_gb': 1.26,
-    'val/accuracy': 0.98765,
-    'few/5shot_seed0': 0.1,
-    'exaflops': 0.1,
-    'eta_s': 3725.4,
-  }
-  kinds = OF_A_RUN | {'few/': DETAIL}
-  assert terminal.line(record, kinds) == (
-    'loss 1.235 | lr 3.00e-04 | grad 0.988 | img/s 12,346 | mfu 43.2% | '
-    'data wait 25% | mem 1.3GB | val/accuracy 0.9877 | eta 1:02:05'
-  )
+  assert monitor_lib.peak_flops(kind) == (tera and tera * 1e12)
 
 
 def test_output_to_a_file_is_plain_lines(tmp_path, capsys):
@@ -277,49 +190,3 @@ def test_output_to_a_file_is_plain_lines(tmp_path, capsys):
   *_, first, second = capsys.readouterr().out.splitlines()
   assert first.startswith('   2/1000 loss 0.5 | ')
   assert second == '[brackets] are not markup'
-
-
-def test_a_terminal_shows_a_bar(capsys, monkeypatch):
-  for name, value in (('FORCE_COLOR', '1'), ('TERM', 'xterm')):
-    monkeypatch.setenv(name, value)
-  monkeypatch.setenv('COLUMNS', '80')
-  shown = terminal.Terminal(0, 100_000, {})
-  shown.advance(99_000)
-  terminal.say('a line')
-  shown.close()
-  out = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', capsys.readouterr().out)
-  *_, bar = [x for x in re.split('[\r\n]', out) if 'training' in x]
-  assert '99000/100000' in bar and len(bar) <= 80
-  assert 'a line' in out
-
-
-def test_a_full_stdout_does_not_end_a_run():
-  code = 'from vit_jax.io import terminal as t; t.say("a"); t.heading("b"); '
-  code += 't.table("c", ["d"], [["e"]]); t.sys.exit("the end")'
-  command = ['sh', '-c', '"$0" -c "$1" >/dev/full', sys.executable, code]
-  done = subprocess.run(command, capture_output=True)
-  assert done.stderr == b'the end\n'
-
-
-def test_names_from_files_cannot_control_the_terminal(capsys):
-  name = 'ü\x1b[2J\x9b\r\ud800[/]'
-  terminal.say(name)
-  terminal.table('', ['a'], [[name]])
-  with pytest.raises(SystemExit) as stop, terminal.one_message():
-    raise UserError(name)
-  out = capsys.readouterr().out + stop.value.code
-  assert out.count(r'ü\x1b[2J\x9b\r\ud800[/]') == 3
-
-
-def test_mistakes_of_the_user_are_one_line():
-  """Other errors keep their traceback, also those of Python in our code."""
-  with pytest.raises(TypeError), terminal.one_message():
-    terminal.duration('x')
-  with pytest.raises(ValueError, match='month'), terminal.one_message():
-    terminal.datetime.date(1, 13, 1)
-  with pytest.raises(SystemExit) as stop, terminal.one_message():
-    config.locate('no path')
-  assert stop.value.code.startswith("\nConfigError: 'no path' cannot")
-  with pytest.raises(SystemExit) as stop, terminal.one_message():
-    raise OSError(errno.ENOSPC, 'No space left on device')
-  assert stop.value.code == '\nOSError: [Errno 28] No space left on device'
