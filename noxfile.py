@@ -6,7 +6,7 @@
 - oldest, tests: the default tests on each supported version.
 
 `nox -l` lists the sessions; arguments after -- go to pytest, as in
-`nox -s oldest -- tests/test_train_step.py`.
+`nox -s oldest -- tests/test_step.py`.
 """
 
 import pathlib
