@@ -78,7 +78,7 @@
         x: {time: false},
         y: most && !log ? {range} : {distr: log ? 3 : 1},
       },
-      axes: [{...axis, incrs: whole}, {...axis, size: 60, values: (_, ticks) =>
+      axes: [{...axis, incrs: whole}, {...axis, size: 68, values: (_, ticks) =>
         ticks.map((x) => x === null ? '' : show(x))}],
       series: [
         {label: 'step', value: (_, step) => show(step)},
