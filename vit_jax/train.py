@@ -133,8 +133,7 @@ def train(
   parts = {'data': data, 'evals': evals, 'init_from': init_from, 'seed': seed}
   parts |= vars(settings)
   workdirs.make(workdir, 'train', parts)
-  entries = provenance.entries or config.entries(parts)
-  basis = workdirs.basis_of(entries, parts)
+  basis = workdirs.basis_of(provenance.entries or config.entries(parts), parts)
   changed = workdirs.check_changes(workdir, basis, provenance.allow_changes)
 
   # 2. The model, its loss and the step, from shapes.
@@ -163,9 +162,7 @@ def train(
   if init_from and newest is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
-    if others := data.left_out():
-      keep = f'Set --config.data.keep="{(*others,)}" for what the loss needs.'
-      terminal.say(f'Batches leave out {", ".join(others)}. {keep}')
+    terminal.say(data.name_left_out())
     compiled.report(ready.model, ready.step, ready.shapes, mesh, total_steps)
     return None
 
@@ -187,8 +184,8 @@ def train(
         state, origin = surgery.load_into(state, ready.described, init_from)
     start = int(state.step)
     check_finite(state, start, mesh)
-    teachers = ready.objective.teachers.items()
-    teachers = {name: x.load(mesh, sharding) for name, x in teachers}
+    found = ready.objective.teachers.items()
+    teachers = {name: x.load(mesh, sharding) for name, x in found}
     workdirs.record_start(workdir, basis, changed, start)
     if choices:
       workdirs.write(workdir, 'attention.json', choices)

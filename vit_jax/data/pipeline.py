@@ -144,13 +144,14 @@ class Data:
     arrays, label, *_ = reader.load(0, 0)
     return {**arrays, 'label': stack_labels([label])[0]}
 
-  def left_out(self) -> list[str]:
-    """Return the keys of the first example that batches do not have."""
+  def name_left_out(self) -> str:
+    """Return a line that names keys of the examples that batches leave out."""
     try:
-      found = {*self.source[0]}
+      found = {*self.source[0]} - {'image', 'label', *self.keep}
     except (OSError, ValueError):  # unreadable
-      return []
-    return sorted(found - {'image', 'label', *self.keep})
+      found = set()
+    names = ', '.join(sorted(found)) or 'nothing'
+    return f'Keys of the examples that data.keep leaves out: {names}.'
 
   def fingerprint(self) -> dict[str, Any]:
     """Return {'source.NAME': JSON value}, which differ for other data."""
