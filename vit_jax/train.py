@@ -162,7 +162,8 @@ def train(
   if init_from and newest is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
-    terminal.say(data.name_left_out())
+    if others := data.name_left_out():
+      terminal.say(others)
     compiled.report(ready.model, ready.step, ready.shapes, mesh, total_steps)
     return None
 
@@ -184,8 +185,7 @@ def train(
         state, origin = surgery.load_into(state, ready.described, init_from)
     start = int(state.step)
     check_finite(state, start, mesh)
-    found = ready.objective.teachers.items()
-    teachers = {name: x.load(mesh, sharding) for name, x in found}
+    teachers = ready.load_teachers(mesh, sharding)
     workdirs.record_start(workdir, basis, changed, start)
     if choices:
       workdirs.write(workdir, 'attention.json', choices)

@@ -44,7 +44,7 @@ class Flip:
 def test_a_box_and_a_label_change_with_their_image(num_workers):
   transforms = (CentralCrop(8), Flip(), CentralCrop(8))
   data = Data(Boxes(), 6, transforms, num_workers=num_workers, keep=('box',))
-  assert data.name_left_out().endswith('data.keep leaves out: more.')
+  assert data.name_left_out().endswith(' keys of the examples: more.')
   batches = data.train_batches()
   batch = next(batches)
   batches.close()

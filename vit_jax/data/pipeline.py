@@ -149,9 +149,9 @@ class Data:
     try:
       found = {*self.source[0]} - {'image', 'label', *self.keep}
     except (OSError, ValueError):  # unreadable
-      found = set()
-    names = ', '.join(sorted(found)) or 'nothing'
-    return f'Keys of the examples that data.keep leaves out: {names}.'
+      return ''
+    names = ', '.join(sorted(found))
+    return names and f'data.keep leaves out keys of the examples: {names}.'
 
   def fingerprint(self) -> dict[str, Any]:
     """Return {'source.NAME': JSON value}, which differ for other data."""
