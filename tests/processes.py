@@ -240,14 +240,7 @@ def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
 
 
 # Entries of metrics.jsonl that depend on the clock, not on the computation.
-_OF_THE_CLOCK = (
-  'time',
-  'images_per_s',
-  'data_wait',
-  'eta_s',
-  'memory_gb',
-  'mfu',
-)
+_OF_CLOCK = ('time', 'images_per_s', 'data_wait', 'eta_s', 'memory_gb', 'mfu')
 
 
 def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -258,7 +251,7 @@ def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
     {
       key: value
       for key, value in record.items()
-      if key not in _OF_THE_CLOCK
+      if key not in _OF_CLOCK
       and not key.startswith(('seconds/', 'cpu_seconds', 'data_wait/'))
     }
     for record in read_records(workdir)
@@ -318,6 +311,6 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, Any]]]:
     name: events
     for name, events in found.items()
     # A run that is stopped by a signal writes its progress once more.
-    if name not in (*_OF_THE_CLOCK, 'progress')
+    if name not in (*_OF_CLOCK, 'progress')
     and not name.startswith(('seconds/', 'cpu_seconds', 'data_wait/'))
   }

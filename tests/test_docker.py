@@ -30,10 +30,8 @@ def test_dockerfile(path):
   for source in itertools.chain(*copied):
     assert (ROOT / source).exists() and f'!{source}' in kept
   installs = [i for i, (_, text) in enumerate(steps) if 'pip install' in text]
-  code = next(
-    i for i, (_, text) in enumerate(steps) if 'vit_jax vit_jax' in text
-  )
-  assert installs[0] < code < installs[1]
+  at = next(i for i, (_, text) in enumerate(steps) if 'vit_jax vit_jax' in text)
+  assert installs[0] < at < installs[1]
   (extras,) = re.findall(r"pip install '\.\[(.*?)\]'", path.read_text())
   for extra in extras.split(','):
     assert f"    '{extra}': [" in (ROOT / 'setup.py').read_text()

@@ -33,11 +33,9 @@ def test_golden_files_are_listed():
   text = (ROOT / 'CONTRIBUTING.md').read_text().split('## Golden files')[1]
   cells = [row.split('|')[1] for row in re.findall(r'^\| `.*', text, re.M)]
   listed = [name for cell in cells for name in re.findall('`(.*?)`', cell)]
-  golden = ROOT / 'tests/golden'
-  files = {x for name in listed for x in golden.glob(name)}
-  assert files == {
-    x for x in golden.rglob('*') if x.suffix in ('.npz', '.json')
-  }
+  root = ROOT / 'tests/golden'
+  files = {x for name in listed for x in root.glob(name)}
+  assert files == {x for x in root.rglob('*') if x.suffix in ('.npz', '.json')}
 
 
 def test_config_of_a_subset(tmp_path):
@@ -112,9 +110,7 @@ def test_links_into_the_repository_lead_to_pages(hooks):
 
 
 def test_long_commands_are_broken_and_commands_have_examples(hooks):
-  line = (
-    f'python -m vit_jax.main --config={"c" * 40} --workdir=/tmp/x --dry_run'
-  )
+  line = f'python -m vit_jax.main --config={"c" * 40} --workdir=/x --dry_run'
   broken = hooks._broken(line)
   assert max(map(len, broken.splitlines())) <= 70
   assert broken.replace(' \\\n   ', '') == line

@@ -141,11 +141,8 @@ def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
   (start, write, close) = spy.mock_calls
   assert start.args == (new, {'a': 1}) and close == mock.call.close()
   assert write.args[0] == 3 and found.items() <= write.args[1].items()
-  names = ('config', 'preset')
-  assert [workdirs.read(new, f'{x}.json') for x in names] == [
-    {'a': 1},
-    {'b': 2},
-  ]
+  both = ('config', 'preset')
+  assert [workdirs.read(new, f'{x}.json') for x in both] == [{'a': 1}, {'b': 2}]
 
 
 def test_a_best_metric_must_exist():

@@ -158,9 +158,7 @@ SETTINGS = [
 ]
 
 
-def test_keys_that_the_file_does_not_have(
-  config, tmp_path, capsys, monkeypatch
-):
+def test_keys_that_a_file_does_not_have(config, tmp_path, capsys, monkeypatch):
   flags = ['--config.seed=5', *SETTINGS, '--config.seed=0', '--print_config']
   call(f'{config}:{EVALS}', tmp_path, *flags)
   shown = capsys.readouterr().out

@@ -132,7 +132,7 @@ def test_the_head_is_kept_swapped_or_dropped(file):
 
 
 def test_channels_and_patches(file):
-  model, params, report = load(file, in_chans=1)
+  model, params, said = load(file, in_chans=1)
   grey = images(channels=1)
   same, colour, _ = load(file)
   np.testing.assert_allclose(
@@ -140,15 +140,13 @@ def test_channels_and_patches(file):
     apply(same, colour, np.repeat(grey, 3, axis=-1)),
     atol=1e-5,
   )
-  assert 'channels adapted' in report
-  model, params, report = load(file, patch_size=8, image_size=24)
+  assert 'channels adapted' in said
+  model, params, said = load(file, patch_size=8, image_size=24)
   large = np.zeros((2, 24, 24, 3), np.float32)
   assert out_of(model, params, large).shape == (2, 5)
-  assert 'resized to 8x8x3x24 (bicubic_antialias)' in report
-  _, _, report = load(
-    file, patch_size=8, image_size=24, patch_resize='bilinear'
-  )
-  assert 'resized to 8x8x3x24 (bilinear)' in report
+  assert 'resized to 8x8x3x24 (bicubic_antialias)' in said
+  _, _, said = load(file, patch_size=8, image_size=24, patch_resize='bilinear')
+  assert 'resized to 8x8x3x24 (bilinear)' in said
 
 
 def test_how_it_is_run_is_for_the_user_to_say(file):

@@ -121,9 +121,7 @@ def one_device_losses():
     ({'data': 4, 'model': 2}, TENSOR, (4, 1, 8), (4, 16)),
   ],
 )
-def test_losses_are_those_of_one_device(
-  mesh, rules, query_shards, fc1_shards, tmp_path
-):
+def test_losses_of_one_device(mesh, rules, query_shards, fc1_shards, tmp_path):
   state = train(
     tmp_path,
     model=tiny.vit(num_classes=None, dropout=0.2),
@@ -212,18 +210,16 @@ def test_micro_batches_draw_anew_and_see_each_example_once():
   draws = []
   for _ in range(2):
     before = state.params['w']
-    state, metrics = train_step(
-      state, batch, loss_fn=loss_fn, tx=tx, accum_steps=4
-    )
-    assert 4 * metrics['examples'] == 255
-    variance = metrics['square'] - metrics['draw'] ** 2
+    state, out = train_step(state, batch, loss_fn=loss_fn, tx=tx, accum_steps=4)
+    assert 4 * out['examples'] == 255
+    variance = out['square'] - out['draw'] ** 2
     assert variance > 1e-3  # of one key for all micro-batches it would be 0
     # The gradient is the mean draw, and the update half of it.
     np.testing.assert_allclose(
-      before - state.params['w'], metrics['draw'] / 2, rtol=1e-6
+      before - state.params['w'], out['draw'] / 2, rtol=1e-6
     )
-    np.testing.assert_allclose(metrics['grad_norm'], metrics['draw'], rtol=1e-6)
-    draws.append(float(metrics['draw']))
+    np.testing.assert_allclose(out['grad_norm'], out['draw'], rtol=1e-6)
+    draws.append(float(out['draw']))
   assert draws[0] != draws[1]
 
 

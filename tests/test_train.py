@@ -160,9 +160,8 @@ def test_a_run_resumes_and_extends(tmp_path, capsys):
   allowed = Provenance(allow_changes=['total'])
   with pytest.raises(ChangedRunError, match='total_steps: 3 -> 6'):
     run(parts, provenance=allowed, **options)
-  resumed = run(
-    parts, provenance=Provenance(allow_changes=['total_steps']), **options
-  )
+  allowed = Provenance(allow_changes=['total_steps'])
+  resumed = run(parts, provenance=allowed, **options)
   for a, b in zip(jax.tree.leaves(final), jax.tree.leaves(resumed)):
     if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
       np.testing.assert_array_equal(a, b)
@@ -215,9 +214,8 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
     'provenance': Provenance({'a': 1}, {'b': 2}),
   }
   assert all_set(train, **options, dry_run=True) is None
-  with pytest.raises(
-    ValueError, match=r'12 is .* 4 devices in 2 micro-batches'
-  ):
+  message = r'12 is .* 4 devices in 2 micro-batches'
+  with pytest.raises(ValueError, match=message):
     train(**options | {'data': Data(Digits(split='train'), 12)}, dry_run=True)
   missing = {'init_from': InitFrom(old, step=7)}
   with pytest.raises(ValueError, match='no step 7'):
@@ -340,9 +338,7 @@ def test_a_run_that_was_started_again_ends(tmp_path):
 def test_what_is_not_finite_is_never_the_best(tmp_path, capsys, bad):
   class Ends(Spy):
     def run(self, params):
-      return {
-        'score': {1: 0.5, 2: bad, 3: 0.2}[int(super().run(params)['score'])]
-      }
+      return {'score': [0, 0.5, bad, 0.2][int(super().run(params)['score'])]}
 
   best = Checkpoints(every=steps(1), best_metric='spy/score')
   evals = {'spy': Evaluation(Ends, steps(1))}

@@ -63,9 +63,7 @@ def golden(name):
 
 def under(arrays, start):
   """Return {rest: array} of the names that begin with `start`."""
-  return {
-    k.removeprefix(start): x for k, x in arrays.items() if k.startswith(start)
-  }
+  return {k[len(start) :]: x for k, x in arrays.items() if k.startswith(start)}
 
 
 def quick_key(seed):

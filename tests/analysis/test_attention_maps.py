@@ -189,16 +189,14 @@ def loop_distance(weights, grid, cell):
 
 @pytest.mark.parametrize('grid, cell', [((3, 3), (16, 16)), ((2, 5), (8, 14))])
 def test_distance(grid, cell):
-  patches = grid[0] * grid[1]
+  n = grid[0] * grid[1]
   distances = attention.cell_distances(grid, cell)
-  uniform = jnp.zeros((1, patches, 2, 4))
+  uniform = jnp.zeros((1, n, 2, 4))
   found = mean_distance(uniform, uniform, distances=distances)
-  wanted = loop_distance(
-    np.full((2, patches, patches), 1 / patches), grid, cell
-  )
+  wanted = loop_distance(np.full((2, n, n), 1 / n), grid, cell)
   np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
 
-  q, k = qk(tokens=patches + 3)
+  q, k = qk(tokens=n + 3)
   weights = numpy_weights(q, k)[:, :, 3:, 3:]
   found = mean_distance(q, k, distances=distances)
   for b in range(2):

@@ -68,19 +68,13 @@ def test_help_is_a_success(tmp_path):
   'words, message',
   [
     ('', r'--config=FILE is missing, such as --config=vit_jax:quickstart'),
-    (
-      '--config=vit_jax:quickstart --noprint_config',
-      r'--workdir=DIR is missing',
-    ),
+    ('--config=vit_jax:deit --noprint_config', r'--workdir=DIR is missing'),
     ('configs/quickstart.py', r'Write --config=configs/quickstart.py'),
     ('--config=no/such.py', r'no/such\.py is not a file'),
     ('--config=configs/evaluat.py', r"did you mean 'evaluate'\?"),
     ('--config=vit_jax:evaluat', r"'evaluat' \(did you mean 'evaluate'\?\)"),
     ('--config=vit_jax:common', r"no config 'common'.* has ablations, "),
-    (
-      '--config=configs/common.py',
-      r'common\.py: it has no function get_config',
-    ),
+    ('--config=configs/common.py', 'common.py: it has no function get_config'),
     (
       '--config=configs/evaluate.py:folder,acuracy',
       r"'acuracy' \(did you mean 'accuracy'\?\)\. .*folder, tfds, size=",

@@ -238,10 +238,8 @@ def test_faulty_contrast_takes_the_number_of_pixels(size, mean):
 )
 def test_names_of_timm(policy, expected):
   assert A.rand_augment(policy) == expected
-  fields = dict(interpolation='bicubic', fill=FILL)
-  assert A.rand_augment(policy, **fields) == dataclasses.replace(
-    expected, **fields
-  )
+  more = dict(interpolation='bicubic', fill=FILL)
+  assert A.rand_augment(policy, **more) == dataclasses.replace(expected, **more)
 
 
 @pytest.mark.parametrize(

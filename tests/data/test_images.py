@@ -81,9 +81,7 @@ def test_exif_orientation(kind, orientation):
     7: upright[::-1, ::-1].swapaxes(0, 1),
     8: np.rot90(upright, -1),
   }[orientation]
-  data = encode(
-    stored.astype(np.uint8), kind, exif=exif(orientation), quality=95
-  )
+  data = encode(np.uint8(stored), kind, exif=exif(orientation), quality=95)
   encoded = images.Encoded(data)
   assert encoded.shape == upright.shape
   assert encoded.seconds == 0  # nothing was decoded to find the shape
@@ -344,9 +342,7 @@ def test_damage_below_a_part_is_an_error(kind, extension, monkeypatch):
 
 
 @EXTENSION
-def test_bytes_without_a_code_do_no_harm(
-  extension, monkeypatch, caplog, tmp_path
-):
+def test_odd_bytes_do_no_harm(extension, monkeypatch, caplog, tmp_path):
   monkeypatch.setattr(images, 'decode_part', extension)
   data, restart = jpeg(), jpeg(restart_marker_blocks=3)
   source = [

@@ -1,7 +1,7 @@
 """Own images: fine-tuning with the model of the weights, and from scratch."""
 
-import collections
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -67,9 +67,7 @@ def test_a_tenth_of_each_class_is_held_out(images):
   }
   train, test = parts['[:90%]'], parts['[90%:]']
   assert train.class_names == test.class_names == CLASSES
-  count = {
-    k: collections.Counter(x.labels().tolist()) for k, x in parts.items()
-  }
+  count = {k: Counter(x.labels().tolist()) for k, x in parts.items()}
   assert count['[:90%]'] == {0: 3, 1: 27, 2: 1, 3: 4}
   assert count['[90%:]'] == {0: 1, 1: 3, 3: 1}
   assert count['[80%:]'] == {1: 6, 0: 1, 3: 1}

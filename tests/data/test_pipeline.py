@@ -187,31 +187,26 @@ def black(*shapes, dtype=np.uint8):
 
 @pytest.mark.parametrize('build', [train_batches, eval_batches])
 @pytest.mark.parametrize(
-  'source, options, kind, words',
+  'source, options, words',
   [
-    (broken(5), {}, ValueError, ['example', "on_error='skip'"]),
-    (Numbers(0), {}, ValueError, ['Numbers', 'no examples']),
-    (Numbers(4), {'num_classes': 3}, ValueError, ['number', 'num_classes=3']),
-    (Numbers(4, num_classes=3), {}, ValueError, ['num_classes=3']),
-    (
-      Numbers(9, soft=True),
-      {'num_classes': 4},
-      ValueError,
-      ['(9,)', 'num_classes=4'],
-    ),
-    (black((2, 3, 3), (3, 3, 3)), {}, ValueError, ['(2, 3, 3)', 'Resize']),
-    (black((2, 2, 3), dtype=float), {}, ValueError, ['float64', '(2, 2, 3)']),
+    (broken(5), {}, ['example', "on_error='skip'"]),
+    (Numbers(0), {}, ['Numbers', 'no examples']),
+    (Numbers(4), {'num_classes': 3}, ['number', 'num_classes=3']),
+    (Numbers(4, num_classes=3), {}, ['num_classes=3']),
+    (Numbers(9, soft=True), {'num_classes': 4}, ['(9,)', 'num_classes=4']),
+    (black((2, 3, 3), (3, 3, 3)), {}, ['(2, 3, 3)', 'Resize']),
+    (black((2, 2, 3), dtype=float), {}, ['float64', '(2, 2, 3)']),
     (
       Numbers(9),
       {'transforms': (T.CentralCrop(9),)},
-      ValueError,
       ['CentralCrop(9, 9)', 'number'],
     ),
-    (Numbers(9), {'transforms': (_own(KeyError('bug')),)}, KeyError, ['bug']),
+    (Numbers(9), {'transforms': (_own(KeyError('bug')),)}, ['bug']),
   ],
 )
-def test_errors(build, source, options, kind, words):
+def test_errors(build, source, options, words):
   options = {'batch_size': 9, **options}
+  kind = KeyError if words == ['bug'] else ValueError
   with pytest.raises(kind) as error:
     next(iter(build(source, options.pop('transforms', ()), **options)))
   assert all(word in str(error.value) for word in words)

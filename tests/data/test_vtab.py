@@ -146,10 +146,8 @@ def test_merged_labels():
 def _kinds(key, **options):
   """What the transforms of a task are, as (class, size or probability)."""
   configs = vtab.transforms(key, **options)
-  transforms = [config_lib.resolve(config) for config in configs]
-  return [
-    (type(t).__name__, getattr(t, 'size', (None,))[0]) for t in transforms
-  ]
+  made = [config_lib.resolve(config) for config in configs]
+  return [(type(t).__name__, getattr(t, 'size', (None,))[0]) for t in made]
 
 
 def test_transforms():

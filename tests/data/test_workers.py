@@ -182,7 +182,5 @@ def test_cores_of_a_container(limit, expected, tmp_path, monkeypatch):
   if limit:
     (tmp_path / 'cpu.max').write_text(limit + '\n')
   monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(6))
-  monkeypatch.setattr(
-    workers.pathlib, 'Path', lambda path: tmp_path / 'cpu.max'
-  )
+  monkeypatch.setattr(workers.pathlib, 'Path', lambda _: tmp_path / 'cpu.max')
   assert workers.cores() == expected

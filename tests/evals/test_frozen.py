@@ -61,9 +61,7 @@ def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
     preprocess=scaled,
     mesh=mesh,
     data={
-      name: {
-        split: Data(source, batch_size) for split, source in of_name.items()
-      }
+      name: {split: Data(x, batch_size) for split, x in of_name.items()}
       for name, of_name in data.items()
     },
     readouts=readouts,

@@ -29,12 +29,10 @@ def test_solutions_equal_those_of_scikit_learn(rows, monkeypatch):
   bounds = {0.01: 2e-6, 0.1: 2e-5, 1.0: 2e-4, 10.0: 2e-3}
   fits = Logistic().fit(TRAIN, list(bounds))
   for (C, bound), (found, converged) in zip(bounds.items(), fits):
-    expected = reference(C)
+    wanted = reference(C)
     kernel = found.kernel / found.std[:, None]
-    np.testing.assert_allclose(kernel, expected.coef_.T, atol=bound)
-    np.testing.assert_array_equal(
-      found.predict(TEST.x), expected.predict(TEST.x)
-    )
+    np.testing.assert_allclose(kernel, wanted.coef_.T, atol=bound)
+    np.testing.assert_array_equal(found.predict(TEST.x), wanted.predict(TEST.x))
     assert converged
 
 

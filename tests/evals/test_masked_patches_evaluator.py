@@ -59,12 +59,10 @@ OTHERS |= {'make': functools.partial(all_set, MaskedPatches)}
 @pytest.mark.parametrize('options', [{}, OTHERS])
 def test_every_example_once_whatever_the_batches(params, options):
   task = options.get('task', Task())
-  loss_fn = masked_patches.MaskedPatches(
-    MODEL, preprocess=Normalize(), task=task
-  )
+  fn = masked_patches.MaskedPatches(MODEL, preprocess=Normalize(), task=task)
   images = np.stack([SOURCE[i]['image'] for i in range(21)])
   keys = keys_of(np.arange(21), options.get('seed', 0))
-  expected = jax.jit(loss_fn.predict)(params, images, keys)['metrics']
+  expected = jax.jit(fn.predict)(params, images, keys)['metrics']
   found = evaluator(8, WithoutLabels(), **options).run(params)
   assert found['num_examples'] == 21 and 'skipped' not in found
   for name in ('loss', 'accuracy'):

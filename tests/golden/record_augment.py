@@ -112,11 +112,7 @@ CASES = {
   ],
   'hue': [(turn,) for turn in np.linspace(-0.5, 0.5, 11).round(1).tolist()],
 }
-OPERATIONS = {
-  'timm': timm_operation,
-  'trivial': trivial_operation,
-  'hue': turned,
-}
+OPERATE = {'timm': timm_operation, 'trivial': trivial_operation, 'hue': turned}
 
 
 def made(height, width):
@@ -127,7 +123,7 @@ def made(height, width):
   for image_name, image in pictures(height, width).items():
     arrays[f'image/{image_name}'] = image
     for kind, cases in CASES.items():
-      results = [np.asarray(OPERATIONS[kind](image, *case)) for case in cases]
+      results = [np.asarray(OPERATE[kind](image, *case)) for case in cases]
       arrays[f'{kind}/{image_name}'] = np.stack(results)
   small = functional.resize(
     Image.fromarray(picture(21, 35)), 16, functional.InterpolationMode.BICUBIC

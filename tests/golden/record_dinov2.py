@@ -201,12 +201,10 @@ def loss_of(p, teacher, batch, temperature, start=None):
   ]
   terms = {'class_loss': sum(pairs) / len(pairs)}
   places = [(i, j) for i, row in enumerate(hidden) for j in np.flatnonzero(row)]
-  view, patch = np.array(places).T
+  view, at = np.array(places).T
   name = 'objective/patches'
-  targets = sinkhorn(
-    project(teacher, of_patches[view, patch], name), temperature
-  )
-  losses = cross_entropy(targets, project(p, patches[view, patch], name))
+  targets = sinkhorn(project(teacher, of_patches[view, at], name), temperature)
+  losses = cross_entropy(targets, project(p, patches[view, at], name))
   weights = 1 / hidden.sum(1)[view] / len(hidden)
   terms['patch_loss'] = (weights * losses).sum()
   terms['koleo'] = sum(koleo(seen[:, g]) for g in range(LARGE))

@@ -26,7 +26,6 @@ OTHER = (20, 14)
 
 def fill(model, seed):
   """Give a model seeded parameters; return (shapes of these, buffers)."""
-
   params, state = dict(model.named_parameters()), model.state_dict()
   seeded.fill(params, functools.partial(seeded.weights, seed=seed))
   shapes = {k: list(x.shape) for k, x in params.items()}
@@ -76,9 +75,8 @@ def timm_case(architecture, *, other=None, back='same', **args):
       config = json.loads((path / 'config.json').read_text())
       channels = config['pretrained_cfg']['input_size'][0]
       image = (*used['img_size'], channels)
-      safetensors.torch.save_file(
-        model.state_dict(), path / 'model.safetensors'
-      )
+      state = model.state_dict()
+      safetensors.torch.save_file(state, path / 'model.safetensors')
       found = run(timm_outputs(model), image)
       if other:
         forward = timm_outputs(load('timm', path, img_size=other))
@@ -108,9 +106,8 @@ def original_case(architecture, to_original, **args):
     model = timm.create_model(architecture, **used)
     names = {k: list(x.shape) for k, x in model.state_dict().items()}
     shapes = to_original(names)
-    arrays = {
-      k: torch.tensor(x) for k, x in seeded.weights(shapes, seed).items()
-    }
+    arrays = seeded.weights(shapes, seed).items()
+    arrays = {k: torch.tensor(x) for k, x in arrays}
     convert = sys.modules[type(model).__module__].checkpoint_filter_fn
     model.load_state_dict(convert(arrays, model))
     about = {'format': 'original', 'config': None, 'image': (*image, 3)}
@@ -277,10 +274,8 @@ def hf_case(kind, *, other=None, back='same', **fields):
       model.save_pretrained(path)  # names on disk are not those in memory
       names = safetensors.numpy.load_file(path / 'model.safetensors')
       shapes = {k: list(x.shape) for k, x in names.items()}
-      arrays = seeded.weights(shapes, seed)
-      safetensors.numpy.save_file(
-        arrays, path / 'model.safetensors', {'format': 'pt'}
-      )
+      arrays, file = seeded.weights(shapes, seed), path / 'model.safetensors'
+      safetensors.numpy.save_file(arrays, file, {'format': 'pt'})
       model = load('hf', path)
       about = json.loads((path / 'config.json').read_text())
     vision = about.get('vision_config', about)
@@ -318,7 +313,11 @@ TEXT |= {'num_attention_heads': 3, 'vocab_size': 9}
 TEXT |= {'bos_token_id': 1, 'eos_token_id': 2, 'projection_dim': 20}
 TWO_TOWERS = 'SiglipConfig', 'CLIPConfig', 'MetaClip2Config'
 ONE_SIDE = {'image_size': 12, 'patch_size': 4}
+RESIZED = ONE_SIDE | {'other': (20, 8)}
 SQUARE = {'image_size': [12, 6]}  # a grid of 3 by 3
+BARE = {'num_classes': 0, 'other': OTHER}
+RADIO = {'img_size': (16, 8), 'other': (28, 14)}
+BIASED = {'back': '', 'use_relative_position_bias': True}
 PLAIN = 'vit_base_patch16_224'
 CASES = {  # name: function of the seed -> (about, outputs)
   'timm_token': timm_case(PLAIN, other=OTHER),  # DINO, MAE
@@ -331,15 +330,9 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_deit': timm_case('deit_tiny_distilled_patch16_224'),
   'timm_deit3': timm_case('deit3_small_patch16_224', other=OTHER),
   'timm_siglip': timm_case('vit_so400m_patch16_siglip_256', other=OTHER),
-  'timm_dinov2_reg': timm_case(
-    'vit_small_patch14_reg4_dinov2', num_classes=0, other=OTHER
-  ),
-  'timm_dinov2': timm_case(
-    'vit_small_patch14_dinov2', num_classes=0, other=OTHER, back='equal'
-  ),
-  'timm_dinov2_giant': timm_case(
-    'vit_giant_patch14_reg4_dinov2', num_classes=0, other=OTHER
-  ),
+  'timm_dinov2_reg': timm_case('vit_small_patch14_reg4_dinov2', **BARE),
+  'timm_dinov2': timm_case('vit_small_patch14_dinov2', back='equal', **BARE),
+  'timm_dinov2_giant': timm_case('vit_giant_patch14_reg4_dinov2', **BARE),
   'timm_tipsv2': timm_case('vit_base_patch14_reg1_tipsv2', other=OTHER),
   'timm_clip': timm_case('vit_base_patch16_clip_224', other=OTHER),
   'timm_clip_quick': timm_case(
@@ -349,15 +342,9 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_siglip_gap': timm_case('vit_so400m_patch14_siglip_gap_378'),
   'timm_aimv2': timm_case('aimv2_large_patch14_224', other=OTHER),
   'timm_beit3': timm_case('beit3_base_patch16_224', other=OTHER),
-  'timm_intern': timm_case(
-    'vit_intern300m_patch14_448', num_classes=0, other=OTHER
-  ),
-  'timm_radio': timm_case(
-    'vit_large_patch16_radio_v3', img_size=(16, 8), other=(28, 14)
-  ),
-  'timm_radio_corners': timm_case(
-    'vit_base_patch16_radio_v3', img_size=(16, 8), other=(28, 14)
-  ),
+  'timm_intern': timm_case('vit_intern300m_patch14_448', **BARE),
+  'timm_radio': timm_case('vit_large_patch16_radio_v3', **RADIO),
+  'timm_radio_corners': timm_case('vit_base_patch16_radio_v3', **RADIO),
   'timm_flexivit': timm_case('flexivit_small', other=OTHER),
   'timm_so150m': timm_case('vit_so150m2_patch16_reg1_gap_256', back='equal'),
   'timm_rms': timm_case('test_vit4', back='equal'),
@@ -374,9 +361,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
     'vit_base_patch16_clip_quickgelu_224', clip_original, num_classes=CLASSES
   ),
   'original_vit5': vit5_case,
-  'timm_dinov3': timm_case(
-    'vit_small_patch16_dinov3_qkvb', num_classes=0, other=OTHER
-  ),
+  'timm_dinov3': timm_case('vit_small_patch16_dinov3_qkvb', **BARE),
   'timm_dinov3_swiglu': timm_case('vit_huge_plus_patch16_dinov3'),
   'timm_lingbot': timm_case('vit_small_patch16_lingbot'),
   'timm_eva02_tiny': timm_case('eva02_tiny_patch14_224', other=OTHER),
@@ -405,12 +390,12 @@ CASES = {  # name: function of the seed -> (about, outputs)
     'DeiTForImageClassificationWithTeacher', back='', num_labels=5, **ONE_SIDE
   ),
   'hf_deit_features': hf_case(
-    'DeiTModel', other=(20, 8), back='', pooler_output_size=20, **ONE_SIDE
+    'DeiTModel', back='', pooler_output_size=20, **RESIZED
   ),
   'hf_msn': hf_case(
     'ViTMSNForImageClassification', back='equal', num_labels=5, **ONE_SIDE
   ),
-  'hf_msn_features': hf_case('ViTMSNModel', other=(20, 8), back='', **ONE_SIDE),
+  'hf_msn_features': hf_case('ViTMSNModel', back='', **RESIZED),
   'hf_dinov2': hf_case('Dinov2Model', other=(20, 8), back='equal', **SQUARE),
   'hf_dinov2_swiglu': hf_case(
     'Dinov2Model', back='equal', use_swiglu_ffn=True, **SQUARE
@@ -430,53 +415,35 @@ CASES = {  # name: function of the seed -> (about, outputs)
     key_bias=True,
     proj_bias=False,
   ),
-  'hf_siglip': hf_case(
-    'SiglipVisionModel', other=(20, 8), back='equal', **ONE_SIDE
-  ),
+  'hf_siglip': hf_case('SiglipVisionModel', back='equal', **RESIZED),
   'hf_siglip_text': hf_case('SiglipModel', back='equal', **ONE_SIDE),
   'hf_siglip2_naflex': hf_case(
     'Siglip2VisionModel', other=(8, 20), back='equal', num_patches=9, **ONE_SIDE
   ),
-  'hf_mae': hf_case(
-    'ViTMAEModel', other=(20, 8), back='', mask_ratio=0.0, **ONE_SIDE
-  ),
+  'hf_mae': hf_case('ViTMAEModel', back='', mask_ratio=0.0, **RESIZED),
   'hf_ijepa': hf_case('IJepaForImageClassification', num_labels=5, **SQUARE),
-  'hf_ijepa_features': hf_case('IJepaModel', other=(20, 8), **ONE_SIDE),
+  'hf_ijepa_features': hf_case('IJepaModel', **RESIZED),
   'hf_beit': hf_case(
-    'BeitForImageClassification',
-    back='',
-    use_relative_position_bias=True,
-    num_labels=5,
-    **ONE_SIDE,
+    'BeitForImageClassification', num_labels=5, **BIASED, **ONE_SIDE
   ),
   'hf_beit_features': hf_case(
-    'BeitModel',
-    other=(20, 8),
-    back='',
-    use_relative_position_bias=True,
-    use_mean_pooling=False,
-    **ONE_SIDE,
+    'BeitModel', use_mean_pooling=False, **BIASED, **RESIZED
   ),
   'hf_beit_absolute': hf_case(
     'BeitModel',
-    other=(20, 8),
     back='',
     use_absolute_position_embeddings=True,
     use_mask_token=True,
-    **ONE_SIDE,
+    **RESIZED,
   ),
   'hf_data2vec': hf_case(
     'Data2VecVisionModel',
-    other=(20, 8),
     back='',
     use_shared_relative_position_bias=True,
-    **ONE_SIDE,
+    **RESIZED,
   ),
   'hf_clip': hf_case(
-    'CLIPVisionModelWithProjection',
-    other=(20, 8),
-    projection_dim=20,
-    **ONE_SIDE,
+    'CLIPVisionModelWithProjection', projection_dim=20, **RESIZED
   ),
   'hf_clip_text': hf_case(
     'CLIPModel', back='equal', projection_dim=20, **ONE_SIDE
@@ -491,9 +458,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
     **ONE_SIDE,
   ),
   'hf_aimv2': hf_case('Aimv2VisionModel', back='', use_head=False, **ONE_SIDE),
-  'hf_vit_features': hf_case(
-    'ViTModel', other=(20, 8), pooler_output_size=20, **ONE_SIDE
-  ),
+  'hf_vit_features': hf_case('ViTModel', pooler_output_size=20, **RESIZED),
 }
 
 
@@ -501,9 +466,8 @@ def main(names):
   FOLDER.mkdir(exist_ok=True)
   for name in names or CASES:
     about, arrays = CASES[name](seed=0)
-    np.savez_compressed(
-      FOLDER / f'{name}.npz', about=json.dumps(about), **arrays
-    )
+    about = json.dumps(about)
+    np.savez_compressed(FOLDER / f'{name}.npz', about=about, **arrays)
 
 
 if __name__ == '__main__':

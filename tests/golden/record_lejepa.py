@@ -111,7 +111,7 @@ def record():
 
 
 def steps(torch, vit, lightly, stable):
-  backbone = vit.VisionTransformer(
+  body = vit.VisionTransformer(
     **{'img_size': 16, 'patch_size': 4, 'embed_dim': 16, 'depth': 2},
     **{'num_heads': 2, 'mlp_ratio': 2, 'num_classes': 0},
     dynamic_img_size=True,
@@ -119,9 +119,7 @@ def steps(torch, vit, lightly, stable):
   first, *hidden = HIDDEN
   mlp = stable.MLP(first, [*hidden, OUTPUTS], 'batch_norm')
   projector = torch.nn.Sequential(torch.nn.Linear(16, first), mlp)
-  with mock.patch.object(
-    stable.timm, 'create_model', lambda *_, **__: backbone
-  ):
+  with mock.patch.object(stable.timm, 'create_model', lambda *_, **__: body):
     model = stable.LeJEPA(projector=projector).double().train()
   learned = dict(model.named_parameters())
   seeded.fill(learned)

@@ -52,18 +52,14 @@ def losses():
     embedding=PatchEmbedding(4),
     **{'num_classes': 4, 'dropout': 0.1},
   )
-  source = Synthetic(
-    image_size=8, num_classes=4, num_examples=64, learnable=True
-  )
+  data = Synthetic(image_size=8, num_classes=4, num_examples=64, learnable=True)
   timeline = Timeline(16, 64, 6)
   rate = Schedule(lr=0.01, warmup=steps(2))(timeline)
   adamw = functools.partial(optax.adamw, weight_decay=0.1)
-  make_tx = functools.partial(
-    Optimizer(adamw, clip_norm=1.0), learning_rate=rate
-  )
+  make = functools.partial(Optimizer(adamw, clip_norm=1.0), learning_rate=rate)
   images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
   init = functools.partial(
-    init_state, model=model, images=images, tx=make_tx, ema=True
+    init_state, model=model, images=images, tx=make, ema=True
   )
   # XLA's default, whatever XLA_FLAGS says.
   options = {'xla_backend_optimization_level': 3}
@@ -74,12 +70,12 @@ def losses():
   step_fn = functools.partial(
     train_step,
     loss_fn=loss_fn,
-    tx=make_tx(state.params),
+    tx=make(state.params),
     accum_steps=2,
     ema_weight=Ema(0.9),
   )
   step_fn, curve = jax.jit(step_fn, compiler_options=options), []
-  batches = pipeline.Data(source, batch_size=16).train_batches()
+  batches = pipeline.Data(data, batch_size=16).train_batches()
   for _ in range(6):
     state, metrics = step_fn(state, next(batches))
     curve.append([float(metrics['loss']), float(metrics['grad_norm'])])

@@ -16,10 +16,7 @@ HF = {
   **{'num_hidden_layers': 2, 'num_attention_heads': 3},
   'intermediate_size': 50,
 }
-VIT = {
-  **{'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
-  'num_classes': 5,
-}
+VIT = {'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3, 'num_classes': 5}
 
 
 def weights(shapes, seed=0, *, scale=0.3):

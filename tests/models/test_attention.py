@@ -85,9 +85,7 @@ def test_what_cannot_be_done_is_an_error():
         attention(*qkv, implementation=name, **options)
 
 
-@pytest.mark.skipif(
-  jax.default_backend() != 'gpu', reason='needs an NVIDIA GPU'
-)
+@pytest.mark.skipif(jax.default_backend() != 'gpu', reason='needs CUDA')
 @pytest.mark.parametrize('implementation', ['cudnn', 'auto'])
 def test_cudnn_stays_near_the_formula(implementation):
   options = {'dtype': jnp.bfloat16}
@@ -238,14 +236,12 @@ def test_a_gate_multiplies_the_output_of_attention():
   params = random_params(module, (x, x))
   assert params['gate'].keys() == {'kernel'}
   out = jax.jit(module.apply)({'params': params}, x, x)
-  plain = Attention(
-    3, BlockOptions(sub_norm=('attn',)), implementation='einsum'
-  )
+  bare = Attention(3, BlockOptions(sub_norm=('attn',)), implementation='einsum')
   # Of an output layer that is the identity, and so of what the gate multiplies.
   eye = np.eye(24, dtype='f').reshape(3, 8, 24)
   inner = {k: v for k, v in params.items() if k != 'gate'}
   inner['out'] = {'kernel': eye, 'bias': np.zeros(24, 'f')}
-  inner = np.asarray(jax.jit(plain.apply)({'params': inner}, x, x))
+  inner = np.asarray(jax.jit(bare.apply)({'params': inner}, x, x))
   gate = params['gate']['kernel'].reshape(24, 24)
   gated = inner / (1 + np.exp(-(x @ gate)))
   expected = gated @ params['out']['kernel'].reshape(24, 24)

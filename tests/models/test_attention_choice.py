@@ -96,14 +96,12 @@ def test_wrong_candidates_are_left_out(name, chooser, monkeypatch):
   assert 'pallas is left out, ArithmeticError: error' in reports[0]
 
 
-@pytest.mark.parametrize(
-  'fields', [{'attention': 'xla'}, {'posemb': Relative()}]
-)
-def test_models_without_a_choice_stay_as_they_are(fields, chooser):
+@pytest.mark.parametrize('more', [{'attention': 'xla'}, {'posemb': Relative()}])
+def test_models_without_a_choice_stay_as_they_are(more, chooser):
   mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2])
   assert Chooser(4, mesh)(MODEL, IMAGES) is MODEL  # on a CPU
   choose, _ = chooser('xla')
-  model = MODEL.clone(**fields)
+  model = MODEL.clone(**more)
   assert choose(model, IMAGES) is model
 
 

@@ -3,19 +3,12 @@
 import functools
 import re
 
+import contract
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import (
-  IMAGES,
-  TINY_VIT,
-  apply,
-  compare_to_bfloat16,
-  logits_and_grads,
-  random_params,
-  stack_layers,
-)
+from contract import IMAGES, TINY_VIT, apply, random_params, stack_layers
 from flax import linen as nn
 from nightly import nightly
 from options import all_set
@@ -60,7 +53,7 @@ def images_of(name):
 def computed(name):
   model, images = MODELS[name], images_of(name)
   params = random_params(model, images, scale=0.1 if name == 'vit' else 0.3)
-  return model, params, *logits_and_grads(model, params, images)
+  return model, params, *contract.logits_and_grads(model, params, images)
 
 
 UNLIKE = 'vit', 'axial', 'mixer', 'preact', 'postact'
@@ -93,7 +86,7 @@ def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):
   if scan:
     params, expected_grads = stack_layers(params), stack_layers(expected_grads)
   other = model.clone(remat=remat, **fields)
-  logits, grads = logits_and_grads(other, params, images_of(name))
+  logits, grads = contract.logits_and_grads(other, params, images_of(name))
   np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
   rtol, atol = (1e-4, 1e-5) if name in ('vit', 'mixer') else (1e-3, 1e-4)
   assert_trees_close(grads, expected_grads, rtol=rtol, atol=atol)
@@ -106,7 +99,7 @@ def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):
 )
 def test_bfloat16_computes_near_float32(name, bound):
   model, params, *expected = computed(name)
-  error, grads_error = compare_to_bfloat16(
+  error, grads_error = contract.compare_to_bfloat16(
     model, params, expected, images_of(name)
   )
   assert 1e-5 < error < 0.03  # and really was in bfloat16

@@ -12,17 +12,9 @@ from nightly import nightly
 from tiny import quick_key
 
 from vit_jax import tree
-from vit_jax.models import resample
+from vit_jax.models import posemb, resample
 from vit_jax.models.pooling import ClassToken
-from vit_jax.models.posemb import (
-  Layout,
-  Learned,
-  Learned2d,
-  PositionEmbedding,
-  Relative,
-  RelativeBias,
-  SinCos2d,
-)
+from vit_jax.models.posemb import Layout, Learned, Learned2d, Relative, SinCos2d
 from vit_jax.models.rotary import RotaryAxial, RotaryDino, RotaryMixed
 from vit_jax.models.vit import Attention
 
@@ -171,7 +163,7 @@ IN_LAYERS = [
   RotaryMixed(learned=Learned()),
   RotaryAxial(),
   Learned2d(at='layers_shared'),
-  RelativeBias(),
+  posemb.RelativeBias(),
 ]
 
 
@@ -230,7 +222,9 @@ def test_initial_frequencies_of_rope_mixed():
   np.testing.assert_allclose(products.sum(0), 0, atol=1e-6)
 
 
-@pytest.mark.parametrize('kind', [Learned, Learned2d, Relative, RelativeBias])
+@pytest.mark.parametrize(
+  'kind', [Learned, Learned2d, Relative, posemb.RelativeBias]
+)
 def test_initial_deviation_of_positions(kind):
   model = tiny(posemb=kind(init_std=0.5), width=64, num_heads=4, depth=1)
   images = np.zeros((1, 32, 32, 3), 'f')
@@ -283,7 +277,7 @@ def test_other_differences_are_not_resized(name, shape):
 
 
 @dataclasses.dataclass(frozen=True)
-class Double(PositionEmbedding):
+class Double(posemb.PositionEmbedding):
   """Twice the queries, half the keys: the same scores, by other factors."""
 
   in_layers = True

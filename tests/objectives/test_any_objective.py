@@ -63,9 +63,7 @@ OBJECTIVES = {  # name: function of a file of weights -> objective
   'lejepa': lambda path: LEJEPA,
   'visreg': lambda path: make(LEJEPA, regularizer=Visreg(slices=64)),
   'dino': lambda path: make(Dino, **MOVES, views=VIEWS, head=HEAD),
-  'simdino': lambda path: make(
-    SimDino, views=VIEWS, head=DinoHead(None, 12, 6)
-  ),
+  'simdino': lambda _: make(SimDino, views=VIEWS, head=DinoHead(None, 12, 6)),
   'dinov2': lambda path: make(
     DinoV2, **MOVES, views=VIEWS, head=HEAD, patch_head=HEAD
   ),
@@ -141,9 +139,7 @@ def start(name, path, axes, **options):
   # Not of `init`, which compiles slowly.
   rng = np.random.default_rng(0)
   params = tree.map_with_path(
-    lambda path, x: np.float32(
-      rng.normal(path.endswith('scale'), 0.2, x.shape)
-    ),
+    lambda k, x: np.float32(rng.normal(k.endswith('scale'), 0.2, x.shape)),
     shapes.params,
   )
   state = TrainState(

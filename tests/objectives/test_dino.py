@@ -110,12 +110,10 @@ def test_loss_gradient_and_centre_are_lightlys():
       return seen.params['objective']['last'], jnp.asarray(seen.batch)
 
   student, teacher, centre = recorder.outputs()
-  loss_fn = make(
-    Given, teacher_temperature=0.05, warmup_teacher_temperature=0.05
-  )
+  fn = make(Given, teacher_temperature=0.05, warmup_teacher_temperature=0.05)
   params, centre = {'objective': {'last': student}}, jnp.asarray(centre)
   state = TrainState(jnp.int32(2), params, None, KEY, carried=centre)
-  (loss, (metrics, carried)), grads = grads_of(loss_fn, state, teacher)
+  (loss, (metrics, carried)), grads = grads_of(fn, state, teacher)
   expected = part('loss/')
   np.testing.assert_allclose(loss, expected['value'], rtol=1e-5)
   np.testing.assert_allclose(

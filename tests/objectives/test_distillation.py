@@ -50,10 +50,8 @@ def write(path, weights):
 @pytest.fixture
 def teacher_file(tmp_path):
   """Weights with a preprocessing of their own."""
-  weights = make_weights(
-    MODEL.clone(depth=2), preprocess=Normalize(100.0, 50.0)
-  )
-  return write(tmp_path / 'teacher.npz', weights)
+  made = make_weights(MODEL.clone(depth=2), preprocess=Normalize(100.0, 50.0))
+  return write(tmp_path / 'teacher.npz', made)
 
 
 @functools.cache
@@ -147,9 +145,7 @@ def test_another_head_replaces_both(tmp_path):
   assert 'head' not in params and bare.num_classes is None
 
 
-def test_without_weight_the_loss_and_gradient_are_those_of_the_objective(
-  teacher_file,
-):
+def test_weight_0_leaves_loss_and_gradient_of_the_objective(teacher_file):
   """So the student runs as it does without a teacher, dropout included."""
   student = MODEL.clone(dropout=0.5)
   params = tree.unflatten(make_weights(student).params)
@@ -207,7 +203,7 @@ def test_images_are_resized_to_those_of_the_teacher(tmp_path):
 
 
 @pytest.mark.parametrize('scan', [False, True])
-def test_teachers_are_read_scanned_and_in_the_dtype_of_the_student(
+def test_teachers_are_scanned_and_in_the_dtype_of_the_student(
   teacher_file, scan
 ):
   teacher = Teacher(teacher_file, options={'scan': scan})

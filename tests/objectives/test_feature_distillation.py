@@ -20,11 +20,9 @@ from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import ClassToken, Mean
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import PatchEmbedding
+from vit_jax.objectives import feature_distillation
 from vit_jax.objectives.colours import Colour, Views
-from vit_jax.objectives.feature_distillation import (
-  FeatureDistillation,
-  queue_length,
-)
+from vit_jax.objectives.feature_distillation import FeatureDistillation
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.parallel import sharding
 from vit_jax.step import Context, TrainState, train_step
@@ -146,19 +144,15 @@ def test_loss_of_models(teacher_file):
   """Each sees the images as it is used to; 4x4 patches meet 6x6."""
   preprocess = Normalize(80.0, 50.0)
   options = {'temperature': 0.1, 'weight': 0.5, 'preprocess': preprocess}
-  loss_fn = make(teacher_file, **options)
-  params, context = start(loss_fn)
-  loss, _, queue = jax.jit(loss_fn.__call__)(
-    params, {'image': IMAGES}, KEY, context
-  )
+  fn = make(teacher_file, **options)
+  params, context = start(fn)
+  loss, _, queue = jax.jit(fn.__call__)(params, {'image': IMAGES}, KEY, context)
   teacher = formats.read(teacher_file)
-  large = jax.image.resize(
-    teacher.preprocess(IMAGES), (8, 24, 24, 3), 'bilinear'
-  )
+  big = jax.image.resize(teacher.preprocess(IMAGES), (8, 24, 24, 3), 'bilinear')
   batch = {}
   for name, model, arrays, images in (
     ('student', STUDENT, params, preprocess(IMAGES)),
-    ('teacher', TEACHER, tree.unflatten(teacher.params), large),
+    ('teacher', TEACHER, tree.unflatten(teacher.params), big),
   ):
     run = jax.jit(functools.partial(model.apply, method='features'))
     out = jax.device_get(run({'params': arrays}, images))
@@ -198,7 +192,7 @@ def test_the_whole_batch_is_mixed_with_a_permutation_of_it(teacher_file):
 
 def test_the_queue_follows_from_the_number_of_images(teacher_file):
   sizes = {1: 2, 50: 16, 4000: 1024, 20_000: 8192, 10**7: 8192}
-  assert {n: queue_length(n) for n in sizes} == sizes
+  assert {n: feature_distillation.queue_length(n) for n in sizes} == sizes
   assert make(teacher_file, queue=None).carried().shape == (16, 12)
   assert make(teacher_file).queue == 12
 

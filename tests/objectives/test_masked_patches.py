@@ -15,13 +15,8 @@ from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import ClassToken, NoPooling
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import PatchEmbedding
-from vit_jax.objectives.masked_patches import (
-  Colours,
-  MaskedPatches,
-  Task,
-  cut,
-  draw,
-)
+from vit_jax.objectives import masked_patches
+from vit_jax.objectives.masked_patches import MaskedPatches, Task
 from vit_jax.science.tokens import FrozenTokens
 
 RNG = np.random.default_rng(0)
@@ -58,7 +53,7 @@ def loss_of(model, params, rng=0, images=IMAGES, **task):
 
 @pytest.mark.parametrize('ratio, count', [(0.5, 98), *nightly([(0.15, 29)])])
 def test_shares(ratio, count):
-  each = functools.partial(draw, num_patches=196, ratio=ratio)
+  each = functools.partial(masked_patches.draw, num_patches=196, ratio=ratio)
   keys = jax.random.split(jax.random.key(0), 2000)
   corrupted, sources = jax.device_get(jax.jit(jax.vmap(each))(keys))
   own = np.arange(196)
@@ -100,8 +95,8 @@ def test_colours(side, channels):
   images[0] = 32  # at the border of a level
   images[1] = 31
   images[2] = 255
-  target = Colours(side)
-  patches = cut(images, 8)
+  target = masked_patches.Colours(side)
+  patches = masked_patches.cut(images, 8)
   classes = target.classes(patches)
   expected = np.stack([numpy_classes(x, 8, side) for x in images])
   np.testing.assert_array_equal(classes, expected)
@@ -152,11 +147,9 @@ def test_the_model_replaces_patches():
       0, 8 * v : 8 * v + 8, 8 * u : 8 * u + 8
     ]
   apply = jax.jit(model.apply)
-  replaced = apply({'params': params}, images, patch_sources=sources)
-  np.testing.assert_allclose(
-    replaced, apply({'params': params}, moved), atol=1e-5
-  )
-  assert replaced.shape == (8, 6, 512)
+  found = apply({'params': params}, images, patch_sources=sources)
+  np.testing.assert_allclose(found, apply({'params': params}, moved), atol=1e-5)
+  assert found.shape == (8, 6, 512)
 
 
 def test_mask_vector_learns():

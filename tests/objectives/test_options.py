@@ -63,6 +63,7 @@ LOSS = {
   'label_smoothing': (0.1, 0.2),
   'class_weights': ((1, 2), (2, 1)),
 }
+SLICED = {'weight': (0.1, 0.2), 'slices': (8, 9)}
 
 
 def lejepa(**fields):
@@ -142,16 +143,8 @@ def row(make, options, within=lambda x: x, **more):
       {'embedding': (4, 5), 'hidden': ((3,), (4,)), 'outputs': (2, 3)},
       lambda x: lejepa(projector=x),
     ),
-    row(
-      Sigreg,
-      {'weight': (0.1, 0.2), 'slices': (8, 9), 'points': (5, 7)},
-      lambda x: lejepa(regularizer=x),
-    ),
-    row(
-      Visreg,
-      {'weight': (0.1, 0.2), 'slices': (8, 9)},
-      lambda x: lejepa(regularizer=x),
-    ),
+    row(Sigreg, SLICED, lambda x: lejepa(regularizer=x), points=(5, 7)),
+    row(Visreg, SLICED, lambda x: lejepa(regularizer=x)),
     row(
       Views,
       {'globals': ((PLAIN,), (PLAIN, FLIPPED)), 'local': (PLAIN, FLIPPED)},

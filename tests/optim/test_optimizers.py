@@ -4,9 +4,9 @@ Gradients are given. The bounds are a few roundings of float32 on values of
 order one.
 """
 
-import functools
-import operator
 import re
+from functools import cache, partial
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,11 @@ from vit_jax.parallel import sharding
 from vit_jax.zoo import names
 
 RULES = {
-  'adafactor': functools.partial(optim.adafactor, min_dim_size_to_factor=2),
+  'adafactor': partial(optim.adafactor, min_dim_size_to_factor=2),
   'lamb': optim.lamb,
   'nadamw': optax.nadamw,
   # Two of five iterations, which compile faster.
-  'muon': functools.partial(optim.muon, ns_steps=2),
+  'muon': partial(optim.muon, ns_steps=2),
 }
 WIDTH, HEADS, HIDDEN = 8, 2, 16
 
@@ -260,26 +260,19 @@ def test_each_parameter_gets_all_options(name, published, others, is_default):
   [
     (
       'lamb',
-      functools.partial(optim.lamb, b1=0.8, b2=0.95, eps=1e-3),
+      partial(optim.lamb, b1=0.8, b2=0.95, eps=1e-3),
       3,
       {'clip_norm': 1.0},
     ),
     # After the first steps, where optax corrects the bias of the momentum.
     ('muon', optim.muon, 300, {}),
-    (
-      'muon_original',
-      functools.partial(optim.muon, consistent_rms=None),
-      300,
-      {},
-    ),
+    ('muon_original', partial(optim.muon, consistent_rms=None), 300, {}),
   ],
 )
 def test_updates_are_timms(timm_training, name, rule, num_steps, fields):
   given = tree.unflatten(tiny.under(timm_training, 'given/'))
-  params, *grads = (
-    jax.tree.map(operator.itemgetter(i), given) for i in range(4)
-  )
-  rule = functools.partial(rule, weight_decay=0.1)
+  params, *grads = (jax.tree.map(itemgetter(i), given) for i in range(4))
+  rule = partial(rule, weight_decay=0.1)
   lr = lambda step: 0.1 * (step >= num_steps - 3)  # noqa: E731
   tx = make_tx(rule, params, lr, **fields)
   actual = run(tx, num_steps, grads=grads, params=params)
@@ -298,9 +291,7 @@ def test_matrices_of_a_vit(scan):
   found = {}
   for path, x in tree.flatten(params).items():
     if axes := optim._matrix_axes(path, x):
-      inputs, outputs = (
-        int(np.prod([x.shape[i] for i in side])) for side in axes
-      )
+      inputs, outputs = (int(np.prod([x.shape[i] for i in s])) for s in axes)
       found[path] = x.size // inputs // outputs, inputs, outputs
   layer = {
     **{
@@ -331,7 +322,7 @@ def test_matrices_of_an_axial_resnet():
 
 def sgd_updates(params, grads, lr=1.0, **fields):
   """Return {path: update} of one SGD step: minus the gradients by default."""
-  rule = functools.partial(optim.sgd, momentum=0.0)
+  rule = partial(optim.sgd, momentum=0.0)
   tx = make_tx(rule, params, lr, **fields)
   updates, _ = tx.update(grads, tx.init(params), params)
   return as_numpy(updates)
@@ -364,7 +355,7 @@ def test_frozen_leaves_stay_and_do_not_count_in_the_norm():
 def test_thawed_parameters_have_no_update_before():
   """All other updates are those of an optimizer that freezes nothing."""
   params, updates = make_tree(small=True), {}
-  rule = functools.partial(optax.adamw, weight_decay=0.1)
+  rule = partial(optax.adamw, weight_decay=0.1)
   fields = {'clip_norm': 0.5, 'final_weight_decay': 0.3}
   frozen = {'freeze': ['(?!head/).*'], 'thaw': steps(2)}
   for name, more in {'late': frozen, 'all': {}}.items():
@@ -407,7 +398,7 @@ def test_layer_decay_and_decay_mask_are_timms(timm_training):
 def test_clipping_comes_first_and_multipliers_last(name):
   params = make_tree(small=True)
   before = tree.flatten(params)
-  rule = functools.partial(RULES[name], weight_decay=0.1)
+  rule = partial(RULES[name], weight_decay=0.1)
   plain = run(make_tx(rule, params), num_steps=1, scale=0.25, small=True)
   squares = [(x**2).sum() for x in jax.tree.leaves(make_tree(100, small=True))]
   tx = make_tx(
@@ -429,7 +420,7 @@ def test_weight_decay_by_group(name):
   """Without a gradient, decoupled decay is all that moves a parameter."""
   params = make_tree(small=True)
   tx = make_tx(
-    functools.partial(RULES[name], weight_decay=0.1),
+    partial(RULES[name], weight_decay=0.1),
     params,
     decay_mask=['.*/kernel', '.*/bias'],
     decay_multipliers=[('head/.*', 10.0), ('embedding/.*', 0.0)],
@@ -456,7 +447,7 @@ def decays(rule, learning_rate, num_steps, **fields):
 @pytest.mark.parametrize(
   ('rule', 'corrected'),
   [
-    (functools.partial(optim.sgd, momentum=0.0), False),
+    (partial(optim.sgd, momentum=0.0), False),
     (optax.adamw, False),
     (optax.adamw, True),
     (optim.muon, True),
@@ -464,7 +455,7 @@ def decays(rule, learning_rate, num_steps, **fields):
 )
 def test_weight_decay_follows_a_cosine(rule, corrected):
   """Corrected, it is also multiplied by the rate over its peak."""
-  rule = functools.partial(rule, weight_decay=0.04)
+  rule = partial(rule, weight_decay=0.04)
   lr = Schedule(0.1, decay='linear', warmup=steps(3))
   fields = {'decay_multipliers': [('head/.*', 3.0)], 'final_weight_decay': 0.4}
   fields['corrected_weight_decay'] = corrected
@@ -488,7 +479,7 @@ def test_options_of_weight_decay_use_the_default_of_the_rule():
   np.testing.assert_allclose(found['head/kernel'], expected, rtol=2e-5)
 
 
-ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
+ADAMW = partial(optax.adamw, weight_decay=0.1)
 
 
 @pytest.mark.parametrize(
@@ -500,7 +491,7 @@ ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
     (ADAMW, {'decay_mask': ['kernel']}, 'optimizer.decay_mask'),
     (ADAMW, {'lr_multipliers': [('x', 2.0)]}, 'optimizer.lr_multipliers'),
     (ADAMW, {'decay_multipliers': [('x', 2.0)]}, 'optimizer.decay_multipliers'),
-    (functools.partial(optax.adagrad, weight_decay=0.1), {}, 'mask'),
+    (partial(optax.adagrad, weight_decay=0.1), {}, 'mask'),
     (ADAMW, {'layer_decay': LayerDecay(0.5)}, 'layer_decay'),  # no layers
   ],
 )
@@ -520,11 +511,11 @@ EVERYTHING = {
 }
 
 
-@functools.cache
+@cache
 def everything(name, scan=False):
   """Return results of a rule with all that Optimizer has, on two layers."""
   layout = {'scan': scan, 'depth': 2}
-  rule = functools.partial(RULES[name], weight_decay=0.1)
+  rule = partial(RULES[name], weight_decay=0.1)
   tx = make_tx(rule, make_tree(**layout), **EVERYTHING)
   return run(tx, num_steps=2, **layout)
 
@@ -546,12 +537,12 @@ def test_one_device_and_eight_give_the_same(name):
   mesh = sharding.make_mesh(data=2, fsdp=2, model=2)
   rules = sharding.fsdp(min_elements=16, others=sharding.tensor_parallel())
   params = make_tree(scan=True, depth=2)
-  rule = functools.partial(RULES[name], weight_decay=0.1)
+  rule = partial(RULES[name], weight_decay=0.1)
   tx = make_tx(rule, params, **EVERYTHING)
   state = params, jax.jit(tx.init)(params)
   shardings = sharding.infer(state, rules, mesh)
 
-  @functools.partial(jax.jit, out_shardings=shardings)
+  @partial(jax.jit, out_shardings=shardings)
   def step(grads, params, opt_state):
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state

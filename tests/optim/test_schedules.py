@@ -5,14 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.durations import (
-  Duration,
-  Timeline,
-  epochs,
-  examples,
-  fraction,
-  steps,
-)
+from vit_jax import durations
+from vit_jax.durations import Timeline, epochs, examples, fraction, steps
 from vit_jax.optim.schedules import Ema, Schedule
 
 # Durations.
@@ -55,7 +49,7 @@ def test_durations_in_steps(duration, expected):
 )
 def test_values_that_a_unit_cannot_have(value, unit):
   with pytest.raises(ValueError, match=f'{unit}={value!r} must'):
-    Duration(value, unit)
+    durations.Duration(value, unit)
 
 
 @pytest.mark.parametrize('total', [steps(1e21), epochs(1e308), steps(10**30)])

@@ -21,12 +21,7 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
-from vit_jax.models.dense import (
-  BlockOptions,
-  Normalize,
-  SwiGlu,
-  keep_batch_split,
-)
+from vit_jax.models import dense
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.rotary import RotaryDino
 from vit_jax.objectives.classification import softmax_xent
@@ -56,8 +51,8 @@ MODERN = {  # parts as in DINOv3 and EVA-02, in one layer without a loop
   'depth': 1,
   'posemb': RotaryDino(),
   'pooling': ClassToken(num_registers=1),
-  'block': BlockOptions(
-    mlp=SwiGlu(),
+  'block': dense.BlockOptions(
+    mlp=dense.SwiGlu(),
     sub_norm=('mlp',),
     norm='rms',
     biases=('query', 'value', 'mlp'),
@@ -96,7 +91,7 @@ class Run:
     self.init = jax.jit(init, out_shardings=self.shardings)
     step = functools.partial(
       train_step,
-      loss_fn=softmax_xent(self.model, preprocess=Normalize()),
+      loss_fn=softmax_xent(self.model, preprocess=dense.Normalize()),
       tx=make_tx(self.abstract.params),
       ema_weight=lambda step: 0.1,
     )
@@ -159,7 +154,7 @@ def expected_bytes(path, array, fsdp, model):
 def test_models_keep_the_batch_split():
   axes, _ = MESHES['data 2 x fsdp 2 x tp 2']
   mesh, split = sharding.make_mesh(**axes), P(('data', 'fsdp'))
-  keep = jax.jit(keep_batch_split)
+  keep = jax.jit(dense.keep_batch_split)
   with jax.set_mesh(mesh):
     assert keep(jnp.zeros((8, 3))).sharding.spec == split
     assert keep(jnp.zeros((6, 3))).sharding.is_fully_replicated  # 6 % 4
@@ -199,7 +194,7 @@ def evaluated(name):
   """Return what the evaluators find in the parameters of mesh 'data 8'."""
   params = jax.device_get(trained('data 8', True)[2].ema)
   run = trained(name, True)[0]
-  shared = {'preprocess': Normalize(), 'mesh': run.mesh}
+  shared = {'preprocess': dense.Normalize(), 'mesh': run.mesh}
   train, test = data(1), data(2)
   evaluators = [
     Classification(run.model, data=test, **shared),

@@ -118,9 +118,7 @@ def vit(scan=False):
 def test_tensor_parallel_is_megatrons(scan):
   mesh = sharding.make_mesh(data=4, model=2)
   found = sharding.infer(shapes(vit(scan)), sharding.tensor_parallel(), mesh)
-  split = {
-    path: s.spec for path, s in tree.flatten(found).items() if any(s.spec)
-  }
+  split = {k: s.spec for k, s in tree.flatten(found).items() if any(s.spec)}
   inside = {
     **{f'attn/{name}/kernel': (None, 'model') for name in ('query', 'key')},
     **{f'attn/{name}/bias': ('model',) for name in ('query', 'key', 'value')},

@@ -9,15 +9,10 @@ import json
 
 import made_up
 import numpy as np
+import preset_configs as presets
 import pytest
 from nightly import nightly
-from preset_configs import (
-  CLASSES,
-  find_distillation,
-  load_config,
-  load_module,
-  write_weights,
-)
+from preset_configs import CLASSES, load_config, load_module, write_weights
 from tiny import encode
 
 from vit_jax import config as configs
@@ -153,7 +148,7 @@ def test_tiny_distillation_runs(data_dir, tmp_path):
   config = load_config('deit', 'soft,tiny')
   config.data.source.data_dir = str(data_dir)
   path = write_weights(tmp_path / 'teacher.npz', 'mu/8', 1000, size=8)
-  find_distillation(config).teacher.path = path
+  presets.find_distillation(config).teacher.path = path
   configs.run(config, tmp_path / 'run')
   record = last_record(tmp_path / 'run')
   assert record['step'] == 4 and np.isfinite(record['train/teacher_loss'])
@@ -177,9 +172,7 @@ def test_tiny_feature_distillation_runs(image_folder, tmp_path):
   ]
 
 
-def test_tiny_finetuning_on_a_folder(
-  pretrained, image_folder, tmp_path, capsys
-):
+def test_finetuning_on_a_folder(pretrained, image_folder, tmp_path, capsys):
   config = load_config('finetune', 'folder,size=256,tiny')
   config.init_from.path = str(pretrained(*B16))
   config.data.source.path = str(image_folder)
@@ -192,22 +185,19 @@ def test_tiny_finetuning_on_a_folder(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('config', 'words'),
+  ('first', 'words'),
   [(BIT, 'R50x1,bit'), (HYBRID, 'R50+L/32,dev'), (PLAIN, 'S/16,dev,polyak')],
 )
-def test_tiny_finetuning(config, words, pretrained, data_dir, tmp_path):
-  weights = pretrained(*config)
-  config, name = (
-    load_config('finetune', f'cifar10,{words},size=224,tiny'),
-    config,
-  )
-  if name == PLAIN:  # as in the docstring of its pre-training
+def test_tiny_finetuning(first, words, pretrained, data_dir, tmp_path):
+  weights = pretrained(*first)
+  config = load_config('finetune', f'cifar10,{words},size=224,tiny')
+  if first == PLAIN:  # as in the docstring of its pre-training
     override = (
       'model.pooling.target=vit_jax.models.pooling.Mean',
       'model.posemb.target=vit_jax.models.posemb.SinCos2d',
     )
     for part in override:
-      assert f'--config.{part}' in load_module(name[0]).__doc__
+      assert f'--config.{part}' in load_module(first[0]).__doc__
     configs.override(config, override)
   config.init_from.path = str(weights)
   config.data.source.data_dir = str(data_dir)
@@ -364,49 +354,33 @@ def test_a_tiny_study_runs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('name', 'argument', 'members'),
+  ('config', 'members'),
   [
     (
-      'scaling',
-      'compute,R50+B/32,tiny',
-      ('pretrain_R50_B32_7ep', 'finetune_R50_B32_7ep_imagenet_seed0'),
+      'scaling compute,R50+B/32,tiny',
+      'pretrain_R50_B32_7ep finetune_R50_B32_7ep_imagenet_seed0',
     ),
-    ('scaling', 'data,B/32,sizes=9M+all,tiny', ('pretrain_B32_9M',)),
-    ('scaling_embedded', 'tiny', ('ResNet_480_seed0',)),
+    ('scaling data,B/32,sizes=9M+all,tiny', 'pretrain_B32_9M'),
+    ('scaling_embedded tiny', 'ResNet_480_seed0'),
+    ('recipes_embedded tiny', 'glyphs_baseline_lr1e-03 glyphs_baseline_seed0'),
+    ('ablations pooling,tiny', 'pretrain_gap_3e-4'),
+    ('self_supervised_embedded tiny', 'lejepa_lr5e-04 lejepa_steps_seed0'),
     (
-      'recipes_embedded',
-      'tiny',
-      ('glyphs_baseline_lr1e-03', 'glyphs_baseline_seed0'),
-    ),
-    ('ablations', 'pooling,tiny', ('pretrain_gap_3e-4',)),
-    (
-      'self_supervised_embedded',
-      'tiny',
-      ('lejepa_lr5e-04', 'lejepa_steps_seed0'),
+      'teachers tiny',
+      'teacher_seed0 distilled_lr5e-04 distilled_full_seed0 whole_anchor_seed0',
     ),
     (
-      'teachers',
-      'tiny',
-      (
-        *('teacher_seed0', 'distilled_lr5e-04', 'distilled_full_seed0'),
-        'whole_anchor_seed0',
-      ),
+      'science parts_glyphs,tiny',
+      'steps_all_lr1e-03 steps_all_seed0 less_rope_seed0',
     ),
-    (
-      'science',
-      'parts_glyphs,tiny',
-      ('steps_all_lr1e-03', 'steps_all_seed0', 'less_rope_seed0'),
-    ),
-    ('race', 'all,tiny', ('baseline_seed0', 'muon_seed0')),
+    ('race all,tiny', 'baseline_seed0 muon_seed0'),
   ],
 )
-def test_members_of_tiny_studies_run(
-  name, argument, members, data_dir, tmp_path
-):
-  config = load_config(name, argument)
+def test_members_of_tiny_studies_run(config, members, data_dir, tmp_path):
+  config = load_config(*config.split())
   if 'shared' in config:
     config.shared.data_dir = str(data_dir)
-  for member in members:
+  for member in members.split():
     reports = configs.run(config, tmp_path, member=member)
   assert reports and reports[0]
   assert list(tmp_path.glob('*.md'))

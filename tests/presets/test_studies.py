@@ -3,17 +3,10 @@
 import re
 
 import numpy as np
+import preset_configs as presets
 import pytest
 from etils import epath
-from preset_configs import (
-  STUDIES,
-  VARIANTS,
-  difference,
-  flat,
-  load_config,
-  load_module,
-  variants,
-)
+from preset_configs import STUDIES, VARIANTS, difference, flat, load_config
 
 from vit_jax import config as configs
 from vit_jax import study
@@ -24,7 +17,7 @@ from vit_jax.reports.results import Results
 FULL = [x for x in VARIANTS['ablations'] if not re.search('tiny|embedded', x)]
 
 
-@pytest.mark.parametrize(('name', 'argument'), variants(STUDIES))
+@pytest.mark.parametrize(('name', 'argument'), presets.variants(STUDIES))
 def test_is_a_study_that_can_run(name, argument, tmp_path):
   config = load_config(name, argument)
   workdir = epath.Path(tmp_path)
@@ -46,7 +39,8 @@ def run_name(model):
 
 
 @pytest.mark.parametrize(
-  ('name', 'argument'), variants(['scaling']) + [('ablations', x) for x in FULL]
+  ('name', 'argument'),
+  presets.variants(['scaling']) + [('ablations', x) for x in FULL],
 )
 def test_all_runs_follow_what_is_shared(name, argument):
   config = load_config(name, argument)
@@ -86,7 +80,7 @@ def test_what_transfer_studies_share():
 def test_table_6_has_the_settings_of_the_other_configs():
   config = load_config('scaling', 'compute,lr=5e-4,seeds=2')
   assert len(config.order) == 18 * (1 + 2 * 5)
-  for model, epochs in load_module('published').TABLE_6:
+  for model, epochs in presets.load_module('published').TABLE_6:
     name = f'{run_name(model)}_{epochs}ep'
     argument = f'jft,{model},epochs={epochs}'
     argument += ',lr=5e-4' if model == 'R200x3' else ''
@@ -194,7 +188,7 @@ def test_ablations_are_pretrainings_with_one_change(argument):
   }[name]
   words = [x for x in words if not re.match('seeds', x)]
   config = load_config('ablations', argument)
-  for run, member in load_module('ablations').MEMBERS[name].items():
+  for run, member in presets.load_module('ablations').MEMBERS[name].items():
     argument = ','.join(['jft', member.model, *member.words, *words])
     run = config.runs[f'pretrain_{run}']
     changed = difference(run, 'pretrain_paper', argument)
@@ -241,9 +235,8 @@ def test_real_labels():
   run = config.runs.imagenet_final_seed0
   source, test = run.evals.real.data.source, run.evals.test.data
   assert (source.name, source.split) == ('imagenet2012_real', 'validation')
-  assert source.label_key == 'real_label' and 'every_fraction' not in (
-    run.evals.real
-  )
+  assert source.label_key == 'real_label'
+  assert 'every_fraction' not in run.evals.real
   assert test.source.name == 'imagenet2012' and 'label_fn' not in test.source
   assert run.evals.real.data.transforms == test.transforms
   assert 'real' not in config.runs['imagenet_dev_lr3e-03'].evals
@@ -409,7 +402,7 @@ def test_published_numbers(name):
 
 
 def _published(name):
-  return getattr(load_module('published'), name)
+  return getattr(presets.load_module('published'), name)
 
 
 def test_published_numbers_of_figure_5():

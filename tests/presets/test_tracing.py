@@ -5,21 +5,11 @@ import re
 
 import jax
 import numpy as np
+import preset_configs as presets
 import pytest
 from ml_collections import ConfigDict
 from nightly import nightly
-from preset_configs import (
-  CLASSES,
-  EVALUATIONS,
-  ROOT,
-  STUDIES,
-  TRAINING,
-  VARIANTS,
-  find_distillation,
-  load_config,
-  variants,
-  write_weights,
-)
+from preset_configs import CLASSES, ROOT, VARIANTS, load_config, variants
 
 from vit_jax import config as configs
 from vit_jax.config import resolve
@@ -33,12 +23,13 @@ def test_every_config_is_covered():
     for path in (ROOT / 'configs').rglob('*.py')
     if 'def get_config(' in path.read_text()
   }
-  assert files == set(VARIANTS) == {*TRAINING, *STUDIES, *EVALUATIONS}
+  kinds = presets.TRAINING, presets.STUDIES, presets.EVALUATIONS
+  assert files == set(VARIANTS) == {x for kind in kinds for x in kind}
 
 
 def set_paths(config):
   """Set what only the user knows, in place."""
-  for part in (config, find_distillation(config) or {}):
+  for part in (config, presets.find_distillation(config) or {}):
     for key in ('init_from', 'teacher'):
       if part.get(key):
         part[key].path = '/weights'
@@ -48,7 +39,7 @@ def set_paths(config):
         part.data.source[key] = '/data'
 
 
-@pytest.mark.parametrize('name', TRAINING)
+@pytest.mark.parametrize('name', presets.TRAINING)
 def test_each_key_of_a_training_is_known(name):
   for argument in VARIANTS[name]:
     config = load_config(name, argument)
@@ -62,7 +53,7 @@ def test_each_key_of_a_training_is_known(name):
       configs.plan_run(config)
 
 
-@pytest.mark.parametrize(('name', 'argument'), variants(EVALUATIONS))
+@pytest.mark.parametrize(('name', 'argument'), variants(presets.EVALUATIONS))
 def test_each_key_of_an_evaluation_is_known(name, argument):
   configs.plan_run(load_config(name, argument))
 
@@ -82,9 +73,8 @@ def count(model, classes, *, pixels=224, hidden=False):
     width, patch = names.settings(model)['width'], int(model.split('/')[1])
     grown = (pixels // patch) ** 2 - (224 // patch) ** 2
   hidden = width * width + width if hidden else 0
-  return (
-    PARAMETERS[model] + grown * width + hidden + (classes - 1000) * (width + 1)
-  )
+  head = (classes - 1000) * (width + 1)
+  return PARAMETERS[model] + grown * width + hidden + head
 
 
 def map_head(model):
@@ -157,9 +147,9 @@ def trace(config, tmp_path, num_classes=5, image_shape=None):
   """Trace the step of a training; return the number of its parameters."""
   set_paths(config)
   config.data.batch_size -= config.data.batch_size % 8  # devices
-  if distilled := find_distillation(config):
+  if distilled := presets.find_distillation(config):
     path = tmp_path / 'teacher.npz'
-    write_weights(path, 'mu/8', num_classes, size=8)
+    presets.write_weights(path, 'mu/8', num_classes, size=8)
     distilled.teacher.path = str(path)
   left_out = shorten(config.model)
   _, row = lower(

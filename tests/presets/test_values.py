@@ -473,9 +473,8 @@ def test_all_but_biases_and_norms_decay(method):
     '': jax.eval_shape(model.init, jax.random.key(0), images)['params'],
   }
   paths = {start + x for start in made for x in tree.flatten(made[start])}
-  decayed = {
-    x for x in paths if tree.first_match(config.optimizer.decay_mask, x) == 0
-  }
+  rules = config.optimizer.decay_mask
+  decayed = {x for x in paths if tree.first_match(rules, x) == 0}
   assert {x.split('/')[-1] for x in paths - decayed} == {'bias', 'scale'}
   assert not any(x.endswith(('bias', 'scale')) for x in decayed)
 

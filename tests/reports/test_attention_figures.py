@@ -3,22 +3,23 @@
 import numpy as np
 import PIL.Image
 
-from vit_jax.reports import attention_figures, embedding_figures, pictures
+from vit_jax.reports import attention_figures as figures
+from vit_jax.reports import embedding_figures, pictures
 
 
 def test_overlay_is_bright_where_the_model_attends():
   picture = np.full((40, 60, 3), 200, np.uint8)
   weights = np.zeros((2, 3))
   weights[0, 2] = 0.3
-  found = attention_figures.overlay(picture, weights)
+  found = figures.overlay(picture, weights)
   assert found.shape == (40, 60, 3) and found.dtype == np.uint8
   np.testing.assert_array_equal(found[0, 59], 200)  # the middle and beyond
   assert not found[30:].any() and not found[:, :30].any()
   across = found[5, 30:50, 0].astype(int)  # from one centre to the next
   assert np.all(np.diff(across) > 0)
-  uniform = attention_figures.overlay(picture[..., :1], np.full((2, 3), 0.1))
+  uniform = figures.overlay(picture[..., :1], np.full((2, 3), 0.1))
   np.testing.assert_array_equal(uniform, picture)
-  heat = attention_figures.overlay(picture, weights, style='heat')
+  heat = figures.overlay(picture, weights, style='heat')
   assert heat[0, 59].astype(int).sum() > heat[39, 0].astype(int).sum()
 
 
@@ -40,16 +41,14 @@ def test_sheet_has_the_images_side_by_side(tmp_path):
   cyan = np.full((30, 30, 3), [0, 255, 255], np.uint8)
   drawn = np.full((30, 30, 3), 90, np.uint8)
   pairs = [(black, drawn), (cyan, drawn), (cyan, drawn)]
-  attention_figures.sheet(pairs, tmp_path / 'a.png', names=['a', 'b', 'c'])
+  figures.sheet(pairs, tmp_path / 'a.png', names=['a', 'b', 'c'])
   image = np.asarray(PIL.Image.open(tmp_path / 'a.png').convert('RGB'))
   colours = [0, 0, 0], [0, 255, 255], [90, 90, 90]
   shares = [(image == colour).all(-1).mean() for colour in colours]
   assert shares[2] > 0.25
   expected = shares[2] * np.array([1, 2, 3]) / 3
   np.testing.assert_allclose(shares, expected, rtol=0.05)
-  attention_figures.sheet(
-    [(black, drawn, cyan)], tmp_path / 'b.png', title='Three'
-  )
+  figures.sheet([(black, drawn, cyan)], tmp_path / 'b.png', title='Three')
   image = np.asarray(PIL.Image.open(tmp_path / 'b.png').convert('RGB'))
   shares = [(image == colour).all(-1).mean() for colour in colours]
   np.testing.assert_allclose(shares, shares[0], rtol=0.1)
@@ -59,12 +58,8 @@ def test_figures_of_any_shape(tmp_path):
   rng = np.random.default_rng(0)
   picture = rng.integers(0, 256, (12, 20, 3), np.uint8)
   maps = rng.uniform(size=(2, 3, 4, 6))
-  attention_figures.maps(
-    maps, picture, tmp_path / 'maps.png', title='a picture'
-  )
-  attention_figures.distance(
-    maps[..., 0, 0], tmp_path / 'distance.pdf', uniform=0.7
-  )
+  figures.maps(maps, picture, tmp_path / 'maps.png', title='a picture')
+  figures.distance(maps[..., 0, 0], tmp_path / 'distance.pdf', uniform=0.7)
   similarity = rng.uniform(-1, 1, (2, 6, 2, 6))
   embedding_figures.positions(similarity, tmp_path / 'positions.png')
   tiles = rng.uniform(size=(9, 8, 4, 3))

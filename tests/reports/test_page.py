@@ -197,21 +197,19 @@ def test_the_last_lines_of_a_command(tmp_path):
     model={'model': model, 'transforms': [{'target': 'more.crops.Crop'}]},
   )
   trust = '--trust=mine --trust=more'
-  caution = (
-    'A tiny preset shows that everything runs: its numbers mean nothing.'
-  )
+  note = 'A tiny preset shows that everything runs: its numbers mean nothing.'
   page.write_at_end(run)
   assert page.closing(run).splitlines() == [
-    caution,
+    note,
     'Next:',
     f"  python -m vit_jax.tools.predict --weights={run} {trust} '{image}'",
     f'  python -m vit_jax.tools.look --weights={run} {trust} '
     f"--output={run}/look '{image}'",
     f'Report: {run}/report.html',
   ]
-  assert caution in (run / 'report.html').read_text()
+  assert note in (run / 'report.html').read_text()
   table.publish(run, 'table', 'Accuracy (%)', ['', 'a'], [['b', '1']], {})
-  assert f'# Accuracy (%). {caution}\n' in (run / 'table.md').read_text()
+  assert f'# Accuracy (%). {note}\n' in (run / 'table.md').read_text()
   config |= {'data': {'labels': False}}
   other = write_run(tmp_path / 'other', [], config=config)
   assert page.closing(other).splitlines()[1:] == [
@@ -227,9 +225,7 @@ def test_the_last_lines_of_a_command(tmp_path):
   ('accuracy', 'mean', 'is_said'),
   [(0.68, 0.5, True), (0.79, 0.5, False), (0.6, 0.7, False)],
 )
-def test_a_result_that_guessing_gives_is_said(
-  tmp_path, accuracy, mean, is_said
-):
+def test_a_result_of_guessing_is_said(tmp_path, accuracy, mean, is_said):
   found = {'accuracy': accuracy, 'mean_per_class_accuracy': mean}
   found |= {'majority_accuracy': 0.687}
   record = {'step': 4} | {f'test/{name}': x for name, x in found.items()}

@@ -14,10 +14,7 @@ from vit_jax.runs import workdirs
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.types import UserError
 
-DIGITS = {
-  'target': 'vit_jax.data.sources.digits.Digits',
-  'split': 'train',
-}
+DIGITS = {'target': 'vit_jax.data.sources.digits.Digits', 'split': 'train'}
 
 
 def config_of(**changed):
@@ -174,10 +171,7 @@ def basis_of_folder(path):
     (lambda x: shutil.rmtree(x / 'roses'), 'num_examples'),
     (lambda x: (x / 'daisy' / '1.png').unlink(), 'num_examples'),
     (lambda x: (x / 'roses').rename(x / 'rosa'), 'classes'),
-    (
-      lambda x: shutil.copy(x / 'roses' / '1.png', x / 'daisy' / '0.png'),
-      'examples',
-    ),
+    (lambda x: shutil.copy(x / 'roses/1.png', x / 'daisy/0.png'), 'examples'),
     (lambda x: x.rename(x.parent / 'moved'), None),
   ],
 )

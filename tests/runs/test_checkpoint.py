@@ -256,9 +256,7 @@ def damage(file, how):
     *nightly([('params/ocdbt.process_0/d/*', 'truncate')]),
   ],
 )
-def test_a_run_resumes_from_the_newest_whole_checkpoint(
-  file, how, tmp_path, capsys
-):
+def test_a_run_resumes_from_the_newest_whole_step(file, how, tmp_path, capsys):
   restore = saved(tmp_path, 3, 5)
   newest = tmp_path / 'checkpoints' / '5'
   damage(max(newest.glob(file), key=lambda f: f.stat().st_size), how)
@@ -278,9 +276,8 @@ def test_a_step_that_is_damaged_again(tmp_path, capsys):
   for name in ('damaged-5', 'damaged-5+', 'damaged-5++'):
     damage(newest / 'record' / 'metadata', 'empty')
     assert restore()[1] == {'position': 6}
-    assert (
-      f'5 is damaged and was renamed to {name}: ' in capsys.readouterr().out
-    )
+    said = f'5 is damaged and was renamed to {name}: '
+    assert said in capsys.readouterr().out
     shutil.copytree(newest.with_name(name), newest)
 
 
@@ -313,9 +310,8 @@ def test_without_a_whole_checkpoint_nothing_is_changed(tmp_path):
   restore = saved(tmp_path, 3, 5)
   for step in '35':
     damage(tmp_path / 'checkpoints' / step / 'record' / 'metadata', 'empty')
-  with pytest.raises(
-    ValueError, match=r'(?s)no whole checkpoint:\n  5: .*\n  3:'
-  ):
+  message = r'(?s)no whole checkpoint:\n  5: .*\n  3:'
+  with pytest.raises(ValueError, match=message):
     restore()
   assert names_in(tmp_path) == ['3', '5']
 

@@ -68,9 +68,7 @@ def test_a_short_run_has_twenty_records(total, count, tmp_path):
 
 def test_records_are_means_over_the_interval(tmp_path):
   monitor = make_monitor(
-    tmp_path,
-    total_steps=5,
-    learning_rate=lambda step: jnp.float32(0.5) * step,
+    tmp_path, total_steps=5, learning_rate=lambda step: jnp.float32(0.5) * step
   )
   for step in range(1, 6):
     monitor.step(step, {'loss': jnp.float32(step)}, skipped=step // 3)

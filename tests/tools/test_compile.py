@@ -82,17 +82,12 @@ backend_config={"window_config":{"estimated_cycles":"7"}}
 
 
 def test_loops_count_as_often_as_they_run():
-  found = costs(LOOP)
+  cost = costs(LOOP)
   # The fusion's cycles thrice, and none of what is inside of it.
-  assert found.cycles == 3 * 100 + 7
-  assert found.operations[('block_*/fc1/dot_general (backward)', 'fusion')] == (
-    300
-  )
-  assert found.unknown_loops == 0
-  assert found.collectives == {
-    'all-reduce': 3 * 8 * 4 * 2,
-    'all-gather': 64 * 4,
-  }
+  assert cost.cycles == 3 * 100 + 7
+  assert cost.operations['block_*/fc1/dot_general (backward)', 'fusion'] == 300
+  assert cost.unknown_loops == 0
+  assert cost.collectives == {'all-reduce': 3 * 8 * 4 * 2, 'all-gather': 64 * 4}
 
 
 @pytest.mark.parametrize(

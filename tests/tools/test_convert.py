@@ -39,9 +39,7 @@ def logits(weights, images):
     ),
   ],
 )
-def test_weights_go_out_and_come_back(
-  file, weights, tmp_path, name, flags, files
-):
+def test_weights_go_out_and_back(file, weights, tmp_path, name, flags, files):
   target = tmp_path / name
   assert call(file, target, *flags) is None
   folder = tmp_path if name == 'x.npz' else tmp_path / 'x'

@@ -82,11 +82,7 @@ def test_report():
   [
     ('0.10.1', None, f'{environment.OPTION}='),
     ('0.10.2+local', ' --a=/d', f'--a=/d {environment.OPTION}='),
-    (
-      '0.10.2',
-      f'{environment.OPTION}=dot --b',
-      f'{environment.OPTION}=dot --b',
-    ),
+    ('0.10.2', f'{environment.OPTION}=dot -b', f'{environment.OPTION}=dot -b'),
     ('0.10.2', '/file/of/flags', '/file/of/flags'),
     # Versions that are correct, or may not know the option.
     ('0.11.2', None, None),

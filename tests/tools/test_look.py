@@ -117,7 +117,7 @@ def test_obstacles(model, make_weights):
   np.testing.assert_array_equal(similarity.reshape(6, 6), np.eye(6))
   sizes = ('width', 'depth', 'mlp_dim', 'num_heads', 'embedding', 'num_classes')
   axial = AxialViT(**{name: getattr(model, name) for name in sizes})
-  models = {
+  each = {
     'layers': model.clone(posemb=Learned(at='layers')),
     'shared': model.clone(posemb=Learned(at='layers_shared')),
     'relative': model.clone(posemb=Relative()),
@@ -125,9 +125,7 @@ def test_obstacles(model, make_weights):
     'mixer': MIXER(),
     'none': model.clone(posemb=None),
   }
-  found = {
-    k: list(arrays.obstacles(make_weights(m))) for k, m in models.items()
-  }
+  found = {k: list(arrays.obstacles(make_weights(m))) for k, m in each.items()}
   hybrid = model.clone(embedding=Hybrid(patch_size=4, stages=()))
   assert 'pixels' in arrays.obstacles(make_weights(hybrid))['filters']
   assert 'distance' in arrays.obstacles(make_weights(RESNET()))

@@ -168,9 +168,7 @@ def test_targets_are_checked_first(tmp_path, capsys, target, reason):
 
 
 @pytest.mark.parametrize('ending', ['npz', 'parquet'])
-def test_features_outlive_their_folder(
-  file, paths, tmp_path, monkeypatch, ending
-):
+def test_features_outlive_a_folder(file, paths, tmp_path, monkeypatch, ending):
   monkeypatch.setattr(tool.tempfile, 'tempdir', str(tmp_path))
   folder = tmp_path / 'gone'
   folder.mkdir()
@@ -201,9 +199,7 @@ def test_names_that_are_not_utf8(file, paths, tmp_path):
 @pytest.mark.parametrize(
   'layer, tokens', [('map_0', 'block_0'), ('map_-1', 'tokens')]
 )
-def test_maps_are_the_patches_of_tokens(
-  file, paths, expected, tmp_path, layer, tokens
-):
+def test_maps_are_patch_tokens(file, paths, expected, tmp_path, layer, tokens):
   table = tmp_path / 'f.parquet'
   flags = f'--weights={file}', f'--features={table}', f'--layer={layer}'
   assert call(*flags, *paths[:2]) == 0

@@ -91,9 +91,7 @@ def released(name, folder, rename=str, more=()):
     ('hf_dinov3', {'layer_norm_eps': 'x'}),
   ],
 )
-def test_a_config_with_a_value_of_another_type_is_one_error(
-  name, change, tmp_path
-):
+def test_a_value_of_another_type_is_one_error(name, change, tmp_path):
   config = released(name, tmp_path) | change
   (tmp_path / 'config.json').write_text(json.dumps(config))
   with pytest.raises(UserError, match=r'config\.json, an array or an option'):

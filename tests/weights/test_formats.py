@@ -67,9 +67,7 @@ def save_run(workdir, weights, *, ema=None, step=1):
     ((12, 12), {'scan': True, 'dtype': 'bfloat16'}),
   ],
 )
-def test_out_and_in_again_is_the_same_to_the_bit(
-  tmp_path, format, size, fields
-):
+def test_out_and_in_again_is_equal_to_the_bit(tmp_path, format, size, fields):
   weights = make(size, **fields)  # files hold layers one by one in any case
   is_npz = format in formats.NPZ_FORMATS
   path = tmp_path / ('x.npz' if is_npz else 'x')
@@ -220,9 +218,7 @@ MODELS = {
     ('B/16', {'head': Head(8), 'num_classes': 5}, 'timm hf'),
   ],
 )
-def test_a_model_is_written_if_others_compute_the_same(
-  name, fields, refused, tmp_path
-):
+def test_a_model_is_written_if_others_agree(name, fields, refused, tmp_path):
   model = bundle.replace(MODELS[name], **fields)
   weights = random_weights(model, (32, 32, 3))
   for format in set(formats.FORMATS) - {'vit_jax'}:
@@ -235,9 +231,7 @@ def test_a_model_is_written_if_others_compute_the_same(
       continue
     formats.write(weights, path, format)
     again = formats.read(path)
-    np.testing.assert_allclose(
-      logits(again), logits(weights), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(logits(again), logits(weights), 1e-5, 1e-5)
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -370,15 +364,12 @@ def own(tmp_path_factory):
 
 def test_nothing_is_imported_from_a_package_that_is_not_trusted(own, tmp_path):
   workdir, weights = own
-  formats.write(weights, tmp_path / 'x.npz', 'vit_jax')
+  file = tmp_path / 'x.npz'
+  formats.write(weights, file, 'vit_jax')
   module = sys.modules.pop('own_models')
   try:
     match = r"'own_models\.Pixels'.*trust=\('own_models',\).*--trust=own_models"
-    for path, trust in (
-      (workdir, ()),
-      (workdir, ('own',)),
-      (tmp_path / 'x.npz', ()),
-    ):
+    for path, trust in ((workdir, ()), (workdir, ('own',)), (file, ())):
       with pytest.raises(ValueError, match=match):
         formats.read(path, trust=trust)
     assert 'own_models' not in sys.modules
