@@ -58,7 +58,13 @@ def test_a_box_and_a_label_change_with_their_image(num_workers):
 
 @pytest.mark.parametrize(
   'more, dtype',
-  [(7, 'int32'), (True, 'bool'), ([[0.5]], 'float32'), (np.uint8(3), 'uint8')],
+  [
+    (7, 'int32'),
+    (np.uint64(7), 'int32'),
+    (True, 'bool'),
+    ([[0.5]], 'float32'),
+    (np.uint8(3), 'uint8'),
+  ],
 )
 def test_dtypes_are_those_of_the_example(more, dtype):
   found = Data(Boxes(more), 2, keep=('more',)).first_example()['more']
@@ -72,6 +78,7 @@ def test_dtypes_are_those_of_the_example(more, dtype):
     ([[1], [2, 3]], 'inhomogeneous shape .*example 0 of Boxes'),
     (None, "'more' of an example has object .*None"),
     (2**40, "'more' of an example has int64 .*1099511627776"),
+    (np.uint64(2**33), "'more' of an example has uint64 "),
   ],
 )
 def test_what_no_batch_can_have(more, words):

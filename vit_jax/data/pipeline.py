@@ -405,9 +405,10 @@ def _generator(seed, epoch, index):
 def _plain(name, x):
   """Return an array of a dtype that devices have, with the same integers."""
   x = np.asarray(x)
-  narrow = {'float64': np.float32, 'int64': np.int32}
-  found = x.astype(narrow.get(x.dtype.name, x.dtype), copy=False)
-  if x.dtype.kind not in 'biuf' or (x.dtype.kind == 'i' and (found != x).any()):
+  narrow = {'f8': np.float32, 'i8': np.int32, 'u8': np.int32}
+  found = x.astype(narrow.get(x.dtype.str[1:], x.dtype), copy=False)
+  is_wide = x.dtype.kind in 'iu' and found.dtype != x.dtype
+  if x.dtype.kind not in 'biuf' or (is_wide and (found != x).any()):
     raise UserError(
       f'{name!r} of an example has {x.dtype} {x.shape}, such as {x.flat[:1]}. '
       'Batches have arrays of numbers, integers of at most 32 bits.'
