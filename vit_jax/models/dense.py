@@ -1,4 +1,4 @@
-"""Linear layers and MLPs, their initial values, and hints for compilers.
+"""Linear layers, MLPs, initial values, hints for compilers; Normalize.
 
 Parameters are float32; `dtype` is the dtype of matrix products. LayerNorm
 statistics, softmax and logits are always float32.
