@@ -11,12 +11,13 @@ import recorded_dinov2 as recorded
 import tiny
 from nightly import nightly
 
+from vit_jax.durations import Timeline
 from vit_jax.models.pooling import Mean, NoPooling
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.objectives.block_masks import BlockMasks
 from vit_jax.objectives.dino import Centre, SinkhornKnopp
 from vit_jax.objectives.dinov2 import DinoV2
-from vit_jax.objectives.terms import koleo
+from vit_jax.objectives.terms import Koleo, koleo
 from vit_jax.step import Context, Seen
 from vit_jax.types import UserError
 
@@ -132,8 +133,12 @@ def test_patch_loss_counts_the_hidden_patches_of_its_masks():
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step():
-  with pytest.raises(UserError, match='batch_size=1'):
-    koleo(jnp.ones((1, 2, 3)))
+  with pytest.raises(UserError, match=r'batch_size=1.*koleo_weight=0'):
+    make().of_run(Timeline(1, 8, 10), IMAGES)
+  make(koleo_weight=0.0).of_run(Timeline(1, 8, 10), IMAGES)
+  one = {'image': {'pre_logits': np.ones((1, 2, 3))}}
+  with pytest.raises(UserError, match=r'batch_size=1.*leave the term out'):
+    Koleo()(Seen({}, {}, KEY, Context(), one))
   assert make(centre=Centre()).whole_batch  # so that accum_steps is refused
   for model in (
     tiny.vit(num_classes=0),

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from vit_jax.durations import Timeline
 from vit_jax.meshes import batch_axes
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
@@ -58,6 +59,16 @@ class DinoV2(Dino):
         f'and embedding={embedding}. It needs a VisionTransformer with a '
         'pooling, patches of pixels and embedding.mask_token=True.'
       )
+
+  def of_run(
+    self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
+  ) -> 'DinoV2':
+    if timeline.batch_size == 1 and self.koleo_weight:
+      raise UserError(
+        'KoLeo compares the images of a batch, and batch_size=1. Use a larger '
+        'batch, or --config.objective.koleo_weight=0.'
+      )
+    return dataclasses.replace(self, timeline=timeline)
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
     params = super().init(rng, images)

@@ -33,6 +33,11 @@ class Koleo:
 
   def __call__(self, seen: Seen) -> jax.Array:
     x = find(seen, 'pre_logits')
+    if len(x) == 1:
+      raise UserError(
+        'KoLeo compares the images of a batch, and batch_size=1. Use a larger '
+        'batch, or leave the term out.'
+      )
     return koleo(x.reshape(len(x), -1, x.shape[-1]))
 
 
@@ -56,8 +61,6 @@ def koleo(x: jax.Array) -> jax.Array:
   It is the mean of -log(distance to the nearest other image), of vectors
   divided by their lengths. The nearest has the largest inner product.
   """
-  if len(x) == 1:
-    raise UserError('KoLeo compares images: batch_size=1 is too small.')
   x = x.astype(jnp.float32)
   x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
   products = jnp.einsum('igd,jgd->gij', x, x, precision='highest')
