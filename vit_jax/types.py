@@ -82,7 +82,8 @@ Fraction = Annotated[float, Expect(lambda x: 0 <= x <= 1, 'in [0, 1]')]
 Share = Annotated[float, Expect(lambda x: 0 < x <= 1, 'in (0, 1]')]
 Between = Annotated[float, Expect(lambda x: 0 < x < 1, 'in (0, 1)')]
 Rate = Annotated[float, Expect(lambda x: 0 <= x < 1, 'in [0, 1)')]
-# A larger one is a mistake: no rule of optax trains with it, updates overflow.
+# A larger one is a mistake: no rule of optax trains with it, and updates of
+# parameters of size 1 overflow.
 LearningRate = Annotated[
   float, Expect(lambda x: 0 <= x <= 1e4, 'between 0 and 10000')
 ]
@@ -163,7 +164,8 @@ def kind_of(name: str, kinds: Kinds) -> Kind:
   return next((kinds[x] for x in (name, *above) if x in kinds), Kind())
 
 
-# Images [..., H, W, C] in 0..255, uint8 or (mixed) float32 -> float images.
+# Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
+# images of the same shape.
 Preprocess = Callable[[Any], JaxArray]
 # (params, batch, rng) -> (mean loss, metrics); see step.Objective.
 Outputs = tuple[JaxArray, Metrics] | tuple[JaxArray, Metrics, Any]

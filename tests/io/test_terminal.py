@@ -1,4 +1,4 @@
-"""What runs say on a terminal, in a file, and at the end."""
+"""Output on a terminal and to a file, and messages that end a command."""
 
 import errno
 import re

@@ -20,7 +20,10 @@ def count(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
 
 
 def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:
-  """Return the FLOPs of model.apply(variables, images), attention as einsum."""
+  """Return the FLOPs of model.apply on a ShapeDtypeStruct of images.
+
+  Attention counts as einsum, without what kernels add for padding.
+  """
   if hasattr(model, 'attention'):
     model = model.clone(attention='einsum')
   variables = jax.eval_shape(model.init, jax.random.key(0), images)

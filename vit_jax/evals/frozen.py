@@ -39,7 +39,8 @@ class Frozen:
   One data set at a time is in the memory of every host.
 
   Attributes:
-    data: {name: {'train', 'test', perhaps 'val': Data}}; labels are numbers.
+    data: {name: {'train', 'test' and optionally 'val': Data}}; labels are class
+      numbers.
     readouts: {name: readout}, see the module docstring.
     features: name of an output of `model.features`, flattened to [B, D], or the
       mean over patches of one of a model that does not pool; or 'pixels', the
@@ -106,7 +107,10 @@ class Frozen:
           raise UserError(f'{name}/{key}: {error}') from error
 
   def run(self, params: Params) -> dict[str, float]:
-    """Return {'data/readout/metric': float}, also 'mean/...' over data sets."""
+    """Return {'{data}/{readout}/{metric}': float}.
+
+    'mean/{readout}/{metric}' is the mean over several data sets.
+    """
     found: dict[str, float] = {}
     values = collections.defaultdict(list)
     for name, data in self.data.items():

@@ -72,7 +72,10 @@ class PositionEmbedding:
     return token
 
   def shared(self, module: nn.Module, layout: Layout, train: bool) -> Any:
-    """Return arrays for layers' `shared`, or None. `module` is the model."""
+    """Return arrays that each layer gets as `shared`, or None.
+
+    `module` is the model; it has `width` and `num_heads`.
+    """
     return None
 
   def add_to_layer(

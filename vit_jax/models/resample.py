@@ -91,7 +91,8 @@ def resize_parameter(
       its shape in this model.
     posemb_resize: method for position embeddings, one of METHODS.
     patch_resize: method for patches; None: their size must not differ.
-    adapt_channels: whether to sum channels to one, or repeat and scale (timm).
+    adapt_channels: whether channels of images may be summed to one, or repeated
+      and scaled to more (as timm does).
 
   Returns:
     Array of that shape; None if it cannot be resized to it.

@@ -82,9 +82,11 @@ class RotaryAxial(Rotary):
 
   Attributes:
     temperature: 10,000 in EVA-02 and PE, 100 in RoPE-ViT.
-    order: the first half is of rows in 'yx' (EVA-02), of columns in 'xy'.
+    order: which half comes first, that of the rows 'yx' (EVA-02) or of the
+      columns 'xy' (PE, RoPE-ViT).
     first: position of the first row and column; PE with a class token has 1.
-    reference: grid that positions are scaled to, (16, 16) in EVA-02, or None.
+    reference: grid that positions are scaled to, (16, 16) in EVA-02; None:
+      positions are counted.
     registers: temperature for registers, which turn as a square grid of their
       own, 100 in ViT-5; None: they do not turn.
   """

@@ -45,6 +45,7 @@ class Around(Objective):
     self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
   ) -> 'Around':
     inner = self.inner.of_run(timeline, images, choose)
+    # The copy makes its `inner` again, so `objective` now returns this one.
     return dataclasses.replace(self, objective=lambda *_, **__: inner)
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:

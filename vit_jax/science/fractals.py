@@ -157,7 +157,8 @@ def sample_system(stream: _Stream) -> tuple[np.ndarray, np.ndarray]:
 def category(seed: int, label: int) -> tuple[np.ndarray, np.ndarray]:
   """Return the system of a class: (system [n, 6], probabilities [n]).
 
-  The first of its stream whose points hit 0.2 of the pixels (FractalDB's rule).
+  The first of the stream of (seed, label) whose points hit at least 0.2 of the
+  pixels (FractalDB's rule).
   """
   stream = _Stream(seed, label)
   num_points = int(_POINTS_PER_PX * _FILL_PX * _FILL_PX)
@@ -171,7 +172,8 @@ def category(seed: int, label: int) -> tuple[np.ndarray, np.ndarray]:
 def weighted(system: np.ndarray, row: int) -> np.ndarray:
   """Return a system with one parameter of all its maps scaled.
 
-  Row 1 + 4 p + q multiplies parameter p (a to f) by factor q; row 0, none.
+  Row 1 + 4 p + q multiplies parameter p (a to f) by factor q; row 0 changes
+  nothing.
   """
   if row == 0:
     return system
@@ -228,7 +230,8 @@ def _draws(count):
 def _positions(points, side):
   """Return row * side + column of each point: int64 [R, points].
 
-  Each axis is stretched to the image without a border of 3/512, at least 1 px.
+  Each axis is stretched to the image without its border: 3 of 512 pixels as in
+  FractalDB, at least 1.
   """
   pad = max(1, side * 3 // 512)
 

@@ -87,7 +87,10 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
 
 
 def _fields(assignments, trust):
-  """Return {field: value} of FIELD=VALUE; values are objects, JSON or text."""
+  """Return {field: value} of texts FIELD=VALUE.
+
+  Values are JSON, where a dict with a target is an object, or text.
+  """
   fields = {}
   for text in assignments:
     name, equals, value = text.partition('=')

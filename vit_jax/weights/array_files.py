@@ -38,7 +38,8 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
   """Return {name: array} of a local .npz, safetensors or index file.
 
   With values=False only names and shapes are read, and the arrays are zeros
-  without memory. Missing, damaged, unknown files and pickles raise UserError.
+  that take no memory. A file that is missing, damaged, a pickle or of another
+  format raises UserError.
   """
   path = pathlib.Path(path)
   try:
@@ -134,7 +135,8 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
   """Return the local path of a file that may be remote.
 
   A remote file is downloaded once, to $VIT_JAX_CACHE or ~/.cache/vit_jax. Files
-  of one folder stay in one. An index of safetensors brings its shards.
+  of one remote folder are in one local folder. An index of safetensors brings
+  its shards.
 
   If there is no such file, returns None (`missing_ok`) or raises UserError.
   """
@@ -189,7 +191,8 @@ def _download(url, local):
   protocol, _, rest = url.partition('://')
   source, hint = url, ''
   if protocol in ('gs', 'gcs') and not importlib.util.find_spec('gcsfs'):
-    # Public buckets are on the web, too. Google's variable is for an emulator.
+    # Public buckets are on the web as well. Google's libraries read the same
+    # variable, for an emulator.
     host = os.environ.get('STORAGE_EMULATOR_HOST', _GCS).rstrip('/')
     source = f'{host}/{urllib.parse.quote(rest)}'
     hint = " If it is private: pip install '.[gcs]'."

@@ -183,7 +183,10 @@ def _behaviour(model):
 
 
 def with_table(weights: Weights) -> Weights:
-  """Return equivalent Weights of a ViT whose positions are a table, cls too."""
+  """Return equivalent Weights of a ViT whose positions are a table.
+
+  The class token has a position, too.
+  """
   model, params = weights.model, dict(weights.params)
   grid = model.embedding.grid(weights.image_shape)
   table = np.zeros((*grid, model.width), np.float32)

@@ -28,16 +28,19 @@ class Family:
   """Models whose files have the same names of arrays, with the same meaning.
 
   Attributes:
-    pattern: regular expression of timm's `architecture` or transformers'
-      `model_type` in config.json. It fits '' if no config is needed.
+    pattern: regular expression of the name in config.json, which is timm's
+      `architecture` or transformers' `model_type`. It fits '' if files without
+      a config are read, too.
     anchor: regular expression of an array that such files have.
     keys: key map.
-    fields: fields, as in `bundle.replace`, that arrays and config do not show.
+    fields: fields of the model that neither arrays nor the config show, as in
+      `bundle.replace`.
     configure: returns fields that the config shows: (config, arrays) -> fields.
     heads: {width: number of heads}, for configs that have a name but no number.
     args: {name in the config: values with which our model is the same}.
     prefix: regular expression of what may precede the names of arrays.
-    unused: regular expression, with prefix, of arrays that features do not use.
+    unused: regular expression of arrays that features do not depend on, with
+      the prefix.
     prepare: returns arrays as the key map knows them, where these differ in
       more than names and layouts: (arrays, config) -> arrays.
     rows: tokens with rows in a position table, see `architecture.convert`.
@@ -50,12 +53,16 @@ class Family:
   anchor: str
   keys: KeyMap
   fields: Config = dataclasses.field(default_factory=dict)
-  configure: Callable[..., dict[str, Any]] = lambda config, arrays: {}
+  configure: Callable[[Config, FlatParams], dict[str, Any]] = (
+    lambda config, arrays: {}
+  )
   heads: Mapping[int, int] = dataclasses.field(default_factory=dict)
   args: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
   prefix: str = ''
   unused: str = '(?!)'  # matches nothing
-  prepare: Callable[..., dict[str, Any]] = lambda arrays, config: arrays
+  prepare: Callable[[dict[str, Any], Config], dict[str, Any]] = (
+    lambda arrays, config: arrays
+  )
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
   posemb_resize: Method = 'paper'
   images: Config = dataclasses.field(default_factory=dict)

@@ -1,7 +1,9 @@
-"""Hugging Face transformers: model.safetensors and two JSON configs.
+"""Hugging Face transformers: model.safetensors, and the two JSON files
+config.json and preprocessor_config.json.
 
-Two names of arrays are read: version 5 has 'layers.0.attention.q_proj' in
-memory, but 'encoder.layer.0.attention.attention.query' in files, as we write.
+Version 5 has arrays such as 'layers.0.attention.q_proj' in memory, but still
+'encoder.layer.0.attention.attention.query' in files. Both names are read, and
+the second is written.
 """
 
 import dataclasses

@@ -56,7 +56,8 @@ class InitFrom:
       `resample.resize`. None: that of the model's `posemb`, which is 'paper'
       unless the family of the weights has another.
     patch_resize: method that resizes patch kernels; None: they must fit.
-    adapt_channels: whether images may have another number of channels.
+    adapt_channels: whether images may have another number of channels. Kernels
+      are summed to one channel, or repeated and scaled to more (as timm).
     pooling: another pooling of the model of the weights, where a run uses that
       model, such as Mean(). Masked patch prediction does not pool. The weights
       say which tokens there are. None: as the weights say.
@@ -123,7 +124,8 @@ def fit(
 ) -> tuple[Params, str]:
   """Return (weights in the shapes and shardings of `params`, report).
 
-  `params` are the initialised ones of the model that will use it; see `adapt`.
+  `params` are those of the model that will use the weights, as initialised; see
+  `adapt`.
   """
   adapted, notes = adapt(weights.params, tree.flatten(params), model, init_from)
   notes += weights.notes + [

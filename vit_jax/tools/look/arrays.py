@@ -148,7 +148,10 @@ def forward_fn(
 
 
 def tsne(features: Any) -> np.ndarray:
-  """Return points [n, 2]: t-SNE of 50 principal components of [n, D]."""
+  """Return points [n, 2]: t-SNE of the first 50 principal components of [n, D].
+
+  See van der Maaten and Hinton, 2008.
+  """
   import sklearn.decomposition  # takes a second
   import sklearn.manifold
   import threadpoolctl

@@ -106,7 +106,10 @@ def _prepare(arrays, config):
 def write(
   weights: Weights, keys: KeyMap, name: str, kind: str, prefix: str = ''
 ) -> tuple[FlatParams, dict[str, Any]]:
-  """Return (arrays, config.json) of a class; heads do not have the prefix."""
+  """Return (arrays, config.json) of a model_type and class.
+
+  Names of heads do not have the prefix.
+  """
   posemb = weights.model.posemb
   if not (posemb and posemb.in_layers):
     weights = bundle.with_table(weights)

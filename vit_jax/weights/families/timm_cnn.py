@@ -1,4 +1,7 @@
-"""timm's BiT and MLP-Mixer, only read: timm itself reads the others' npz."""
+"""timm's BiT (ResNetV2) and MLP-Mixer, which are only read.
+
+timm itself reads the .npz files of their authors.
+"""
 
 from vit_jax.models.dense import Gelu
 from vit_jax.weights.family import Family

@@ -71,7 +71,8 @@ _SPLIT = KeyMap(
 # Heads of timm's architectures of a width, which config.json leaves out.
 HEADS = {width: heads for width, _, _, heads in names.SIZES.values()}
 HEADS |= {256: 4, 320: 5, 640: 10, 832: 13, 896: 14}
-# Values of model_args that arrays do not show, and for which ours is the same.
+# Values of model_args that change the computation but not the arrays, and for
+# which our model is the same.
 ARGS = {
   'pool_include_prefix': (False, None),
   'norm_layer': (None, 'layernorm', 'rmsnorm'),
