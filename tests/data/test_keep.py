@@ -91,6 +91,8 @@ def test_keys_that_cannot_be_kept():
     Data(Boxes(), 2, keep=('boxes',)).first_example()
   with pytest.raises(UserError, match='batches have image of their own'):
     Data(Boxes(), 2, keep=('box', 'image'))
+  with pytest.raises(UserError, match='batches have seconds of their own'):
+    Data(Boxes(), 2, keep=('seconds',))
 
 
 def test_the_fingerprint_has_what_is_kept():
@@ -104,7 +106,7 @@ def test_the_fingerprint_has_what_is_kept():
 def test_other_keys_are_read_when_they_are_asked_for():
   read = []
   known = {'image': b'', 'label': 3}
-  example = subsets.Example(known, {'box': lambda: read.append(1) or 5})
+  example = subsets.Example(known, ['box'], lambda x: read.append(x) or 5)
   assert {*example} == {'image', 'label', 'box'} and not read
   unlabelled = subsets.Unlabelled([example])[0]
   assert unlabelled['label'] == 0 and not read and unlabelled['box'] == 5

@@ -113,7 +113,8 @@ class Data:
   def __post_init__(self) -> None:
     transforms = sized(self.transforms, self.image_size, self.interpolation)
     object.__setattr__(self, 'transforms', transforms)
-    if own := {*self.keep} & {'image', 'label', 'mask', 'index'}:
+    reserved = {'image', 'label', 'mask', 'index', 'skipped', 'seconds'}
+    if own := {*self.keep} & reserved:
       raise UserError(
         f'keep={(*self.keep,)}: batches have {", ".join(sorted(own))} of their '
         'own. Keep other keys of the examples.'

@@ -6,7 +6,7 @@ pipeline.py describes the interface. A subset of a subset is one, too.
 import hashlib
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,21 +21,24 @@ class Source(Protocol):
 
 
 class Example(Mapping[str, Any]):
-  """Image and label, and functions that read other keys when they are used."""
+  """Image and label, and names of other keys, which `read` returns when used."""
 
   def __init__(
-    self, known: dict[str, Any], others: Mapping[str, Callable[[], Any]]
+    self, known: dict[str, Any], others: Iterable[str], read: Callable
   ) -> None:
-    self._known, self._others = known, others
+    self._known, self._read = known, read
+    self._names = dict.fromkeys((*known, *others))
 
   def __getitem__(self, name: str) -> Any:
-    return self._known[name] if name in self._known else self._others[name]()
+    if name not in self._names:
+      raise KeyError(name)
+    return self._known[name] if name in self._known else self._read(name)
 
   def __iter__(self) -> Iterator[str]:
-    return iter({**self._known, **self._others})
+    return iter(self._names)
 
   def __len__(self) -> int:
-    return len({**self._known, **self._others})
+    return len(self._names)
 
 
 def labels(source: Source) -> np.ndarray:

@@ -101,8 +101,8 @@ class HuggingFace:
     if image is None:
       raise UserError(f'The column {self._key!r} is empty.')
     known = {'image': image, 'label': label if label.ndim else int(label)}
-    read = functools.partial(functools.partial, self._value, index)
-    return Example(known, {name: read(name) for name in self._columns})
+    read = functools.partial(self._value, index)
+    return Example(known, self._columns, read)
 
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n] or float32 [n, K]."""

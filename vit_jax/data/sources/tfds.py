@@ -81,8 +81,8 @@ class Tfds:
       (found,) = self._parse(record, name)
       return _arrays(self._features[name], found)
 
-    others = {k: functools.partial(read, k) for k in self._features}
-    return Example({'image': image, 'label': self._label(value)}, others)
+    known = {'image': image, 'label': self._label(value)}
+    return Example(known, self._features, read)
 
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n], or float32 [n, K]."""
