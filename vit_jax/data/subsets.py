@@ -21,7 +21,7 @@ class Source(Protocol):
 
 
 class Example(Mapping[str, Any]):
-  """Image and label, and names of other keys, which `read` returns when used."""
+  """Image and label, and other keys, whose values `read` returns when used."""
 
   def __init__(
     self, known: dict[str, Any], others: Iterable[str], read: Callable
