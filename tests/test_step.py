@@ -223,6 +223,22 @@ def test_micro_batches_draw_anew_and_see_each_example_once():
   assert draws[0] != draws[1]
 
 
+def test_frozen_parameters_have_no_backward_pass():
+  """Only the products with the head's kernel are in the backward pass."""
+  state, arguments = setup(sgd())
+  batch = make_batch()
+
+  def products(**options):
+    step = functools.partial(train_step, **arguments, **options)
+    return str(jax.make_jaxpr(step)(state, batch)).count('dot_general')
+
+  loss = jax.make_jaxpr(arguments['loss_fn'])
+  forward = str(loss(state.params, batch, state.rng)).count('dot_general')
+  frozen = tree.mask(['(?!head/).*'], state.params)
+  assert products(frozen=frozen) == forward + 1
+  assert products() > 2 * forward
+
+
 def test_initialisation_depends_on_the_seed_only():
   init = compiled_init()
   one, again, other = (init(jax.random.key(seed)) for seed in (1, 1, 2))

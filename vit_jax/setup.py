@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax import tree
 from vit_jax.analysis import flops
 from vit_jax.config import Partial
 from vit_jax.data.pipeline import Data
@@ -32,6 +33,7 @@ from vit_jax.types import (
   MakeObjective,
   Model,
   Params,
+  PathRule,
   Preprocess,
   UserError,
 )
@@ -181,6 +183,7 @@ def make(
     rules=rules,
     accum_steps=accum_steps,
     ema_weight=settings.ema,
+    freeze=() if settings.optimizer.thaw else settings.optimizer.freeze,
     probes={k: Partial(x, timeline) for k, x in (probes or {}).items()},
   )
   batch = compiled.batch_shapes(examples.first, batch_size, mesh)
@@ -223,13 +226,15 @@ def make_step(
   mesh: Any,
   rules: Rules | None = None,
   ema_weight: Callable[[jax.Array], Any] | None = None,
+  freeze: Sequence[PathRule] = (),
   **options: Any,
 ) -> tuple[Callable[..., TrainState], TrainState, Any]:
   """Return (init, abstract_state, step_fn) of `train_step`.
 
   They are rng -> TrainState; ShapeDtypeStructs with shardings; and the jitted
-  step. `make_tx` makes the optax transformation for parameters; rules of None
-  are `sharding.rules_for(mesh)`; other options are those of `train_step`.
+  step. `make_tx` makes the optax transformation for parameters, which does not
+  train those of the path rules `freeze`; rules of None are
+  `sharding.rules_for(mesh)`; other options are those of `train_step`.
   """
   ema_weight = as_objective(loss_fn).ema_weight or ema_weight
   init = functools.partial(
@@ -248,6 +253,7 @@ def make_step(
     loss_fn=loss_fn,
     tx=make_tx(abstract_state.params),
     ema_weight=ema_weight,
+    frozen=tree.mask(freeze, abstract_state.params) if freeze else None,
     **options,
   )
   outputs = (shardings, sharding.replicated(mesh))

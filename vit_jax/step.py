@@ -22,6 +22,7 @@ from vit_jax.types import (
   NonNegative,
   Outputs,
   Params,
+  PyTree,
   UserError,
 )
 
@@ -225,6 +226,7 @@ def train_step(
   teachers: Mapping[str, Params] | None = None,
   accum_steps: int = 1,
   ema_weight: Callable[[jax.Array], Any] | None = None,
+  frozen: PyTree | None = None,
   probes: Mapping[str, Callable[..., Any]] | None = None,
 ) -> tuple[TrainState, Metrics]:
   """Make one update.
@@ -236,11 +238,13 @@ def train_step(
     accum_steps: number of micro-batches that a batch is cut into, to save
       memory; the result is the gradient of the whole batch.
     ema_weight: see `optim.schedules.Ema`; None: the state has no EMA.
+    frozen: tree of bools: the parameters that `tx` does not train. Their
+      gradients are 0, and no time is spent on them.
     probes: see probes.py; what they return is metrics['probes'].
 
   Returns:
     (TrainState, {name: scalar}); 'grad_norm' is the global norm of all
-    gradients before clipping, frozen parameters included.
+    gradients before clipping.
   """
   objective = as_objective(loss_fn)
   rng = jax.random.fold_in(state.rng, state.step)
@@ -248,6 +252,9 @@ def train_step(
   context = Context(state.step, state.ema, state.carried, teachers)
 
   def loss(params, batch, rng):
+    if frozen is not None:
+      stop = jax.lax.stop_gradient
+      params = jax.tree.map(lambda x, y: stop(x) if y else x, params, frozen)
     value, *aux = objective(params, batch, rng, context)
     return value, aux
 

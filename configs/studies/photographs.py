@@ -32,11 +32,18 @@ METHODS = {  # name: (title, steps of 64 images, learning rate)
   'lejepa': ('LeJEPA', 120, 2e-3),
 }
 HOG_CROP = common.resize(100, antialias=True)
+LOGISTIC = common.make(
+  'evals.logistic.Logistic', C=(0.01, 0.1, 1.0, 10.0), max_iter=100
+)
 PLAIN = {  # name: (title, transforms)
   'pixels': ('pixels', common.resize(32, antialias=True)),
   'hog': ('HOG', [*HOG_CROP, common.make('science.hog.Hog')]),
 }
 RESNET = {'target': models.RESNET, 'stages': (1, 1)}
+METRICS = {
+  'accuracy': 'accuracy',
+  'mean_per_class_accuracy': 'mean over classes',
+}
 # Rows of the tables that the picture has, too.
 DRAWN = (
   'from scratch',
@@ -96,9 +103,10 @@ def model(args, name=''):
   return found
 
 
-def photographs(split, seed, shots=None):
+def photographs(split, seed, shots=None, channels=1):
   """Return the source of a split, or of some cells of each kind."""
-  source = common.make('data.sources.elpv.Elpv', split=split, seed=seed)
+  fields = {'split': split, 'seed': seed, 'channels': channels}
+  source = common.make('data.sources.elpv.Elpv', **fields)
   if not shots:
     return source
   subset = {'source': source, 'per_class': shots, 'seed': seed}
@@ -150,23 +158,31 @@ def finish(args, config, steps, seed):
   return config
 
 
-def readouts(args, transforms, seed, features='pre_logits'):
-  """Return the evaluator of logistic regression on some cells of each kind."""
+def readouts(args, transforms, seed, readout=LOGISTIC, **fields):
+  """Return the evaluator of a readout of all and of some cells of each kind."""
+  found = by_shots(args, seed, readout)
+  return common.frozen(cells(args, transforms, seed), found, **fields)
 
-  def images(split, shots=None):
-    if args.tiny:
-      shots = min(shots or 20, 20)
-    source = photographs(split, seed, shots)
-    return common.data(source, transforms, batch_size=64)
 
-  test = images('test')
-  data = {
-    name: {'train': images('train', count), 'test': test}
-    for name, (_, count, _) in shown(args).items()
+def cells(args, transforms, seed, channels=1):
+  """Return {'cells': data of both splits}, whose features are computed once."""
+  some = 20 if args.tiny else None
+  sources = {x: photographs(x, seed, some, channels) for x in ('train', 'test')}
+  return {
+    'cells': {
+      split: common.data(source, transforms, batch_size=64)
+      for split, source in sources.items()
+    }
   }
-  strengths = (0.01, 0.1, 1.0, 10.0)
-  logistic = common.make('evals.logistic.Logistic', C=strengths, max_iter=100)
-  return common.frozen(data, {'logistic': logistic}, features=features)
+
+
+def by_shots(args, seed, readout, name='{}'):
+  """Return {name: the readout of some cells of each kind}."""
+  few = common.make('evals.frozen.Few', readout=readout, seed=seed)
+  return {
+    name.format(shots): few | {'per_class': count} if count else readout
+    for shots, (_, count, _) in shown(args).items()
+  }
 
 
 def plain(args, transforms, seed):
@@ -175,13 +191,13 @@ def plain(args, transforms, seed):
     'run': 'vit_jax.evaluate.evaluate',
     'model': model(args),
     'image_shape': (px(args), px(args), 1),
-    'evals': {'frozen': readouts(args, transforms, seed, 'pixels')},
+    'evals': {'frozen': readouts(args, transforms, seed, features='pixels')},
   }
 
 
 def reports(args):
   rows = {'from scratch': ('scratch_{}', 'test/{}')}
-  frozen = 'frozen/SHOTS/logistic/{}'
+  frozen = 'frozen/cells/SHOTS/{}'
   for name, (title, *_) in METHODS.items():
     rows[f'{title}, linear'] = name, frozen
     rows[f'{title}, fine-tuned'] = f'{name}_{{}}', 'test/{}'
@@ -189,11 +205,7 @@ def reports(args):
   rows |= {f'{title}, linear': (k, frozen) for k, (title, _) in PLAIN.items()}
   rows['ResNet'] = 'resnet_{}', 'test/{}'
   made, panels = [], []
-  metrics = {
-    'accuracy': 'accuracy',
-    'mean_per_class_accuracy': 'mean over classes',
-  }
-  for metric, title in metrics.items():
+  for metric, title in METRICS.items():
     cells, lines = [], {}
     for row, (runs, path) in rows.items():
       points = []

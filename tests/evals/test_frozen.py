@@ -7,8 +7,9 @@ import pytest
 import splits
 
 from vit_jax.data.pipeline import Data
+from vit_jax.data.subsets import Subset
 from vit_jax.evals.fewshot import FewShot
-from vit_jax.evals.frozen import Frozen
+from vit_jax.evals.frozen import Few, Frozen
 from vit_jax.evals.knn import Knn
 from vit_jax.evals.logistic import Logistic
 from vit_jax.parallel import sharding
@@ -133,6 +134,22 @@ def test_each_image_is_read_once_for_all_readouts():
     'mean/a/count': 20.5,
     'mean/b/count': 20.5,
   }
+
+
+def test_a_readout_of_few_examples_is_that_of_a_subset():
+  source, spies = source_of(31, 0), {'few': Spy(), 'all': Spy()}
+  readouts = {'few': Few(readout=spies['few'], per_class=4, seed=1)}
+  subset = Subset(source, per_class=4, seed=1)
+  for data, given in ((source, readouts), (subset, {'all': spies['all']})):
+    splits = {'train': data, 'test': source_of(9, 1), 'val': source_of(9, 2)}
+    evaluator, params = make(given, data={'made': splits})
+    evaluator.check(params)
+    assert evaluator.run(params) == {f'made/{next(iter(given))}/count': 9}
+  labels = (spy.labels['train'] for spy in spies.values())
+  np.testing.assert_array_equal(*labels)
+  for few, wanted in zip(spies['few'].splits, spies['all'].splits):
+    np.testing.assert_array_equal(few.x, wanted.x)
+    np.testing.assert_array_equal(few.y, wanted.y)
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf])

@@ -179,7 +179,7 @@ class Slice(View):
         f"bounds={bounds!r} is not a slice. Expected e.g. '[:90%]'."
       )
     count = len(source)
-    order = np.argsort(_random_keys(count, 0), kind='stable')
+    order = _shuffled(count, seed=0)
     if stratified:  # example j of n in a class is at (j + 1/2) / n of the order
       classes = class_labels(source)[order]
       rank, size = ranks(classes), np.bincount(classes)[classes]
@@ -221,9 +221,10 @@ class Subset(View):
     per_class: Count | None = None,
     seed: Seed = 0,
   ) -> None:
-    order = np.argsort(_random_keys(len(source), seed), kind='stable')
-    if per_class is not None:
-      order = order[ranks(class_labels(source)[order]) < per_class]
+    if per_class is None:
+      order = _shuffled(len(source), seed)
+    else:
+      order = few(class_labels(source), per_class, seed)
     if examples is not None:
       if examples > len(order):
         raise UserError(
@@ -243,9 +244,16 @@ def _bound(text, count):
   return text and int(text)
 
 
-def _random_keys(count, seed):
-  """Return random numbers, the same in all versions of numpy: uint64 [n]."""
-  return np.random.Philox(key=seed).random_raw(count)
+def _shuffled(count, seed):
+  """Return 0 to count - 1 in an order that all versions of numpy give."""
+  keys = np.random.Philox(key=seed).random_raw(count)
+  return np.argsort(keys, kind='stable')
+
+
+def few(classes: np.ndarray, per_class: int, seed: int) -> np.ndarray:
+  """Return at most `per_class` random rows of each class, in random order."""
+  order = _shuffled(len(classes), seed)
+  return order[ranks(classes[order]) < per_class]
 
 
 def ranks(classes: np.ndarray) -> np.ndarray:

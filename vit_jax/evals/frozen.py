@@ -26,7 +26,15 @@ import numpy as np
 from vit_jax.data import subsets
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
-from vit_jax.types import Kind, Kinds, Params, Preprocess, UserError
+from vit_jax.types import (
+  Count,
+  Kind,
+  Kinds,
+  Params,
+  Preprocess,
+  Seed,
+  UserError,
+)
 
 # Outputs of `model.features` that are one vector for each image.
 _ONE_PER_IMAGE = ('pooled', 'pre_logits', 'logits')
@@ -141,6 +149,36 @@ class Split:
 
   def __getitem__(self, rows: np.ndarray) -> 'Split':
     return Split(self.x[rows], self.y[rows])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Few:
+  """A readout of so many training examples of each class, drawn by a seed.
+
+  They are those of `data.subsets.Subset`. Smaller classes keep all.
+  """
+
+  readout: Any
+  per_class: Count
+  seed: Seed = 0
+
+  @property
+  def metrics(self) -> Kinds:
+    return self.readout.metrics
+
+  def check(self, labels: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError if the readout does for the examples."""
+    few = labels['train'][self._rows(labels['train'])]
+    self.readout.check({**labels, 'train': few})
+
+  def __call__(
+    self, train: Split, test: Split, **val: Split
+  ) -> dict[str, float]:
+    """Return the metrics of the readout."""
+    return self.readout(train[self._rows(train.y)], test, **val)
+
+  def _rows(self, labels):
+    return np.sort(subsets.few(labels, self.per_class, self.seed))
 
 
 @dataclasses.dataclass(frozen=True)

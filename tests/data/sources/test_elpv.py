@@ -35,6 +35,8 @@ def test_divisions_share_no_cell_and_keep_the_classes(cells, capsys):
       np.testing.assert_array_equal(
         example['image'][..., 0], images[of_part[3]]
       )
+      colours = type(part)('test', seed, channels=3)[3]['image']
+      np.testing.assert_array_equal(colours[..., 2], images[rows[1][3]])
       example['image'][:] = 0  # a copy
       assert part[3]['image'].any()
     seen.append(rows)

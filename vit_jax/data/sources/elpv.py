@@ -12,9 +12,9 @@ from vit_jax.types import Seed, UserError
 class Elpv:
   """2,624 photographs of solar cells that are lit up by a current (ELPV).
 
-  They are grey, uint8 [300, 300, 1]. A cell is 'defective' if experts gave it a
-  probability of at least 0.5 for a defect (821 cells), else 'functional'.
-  Deitsch et al., 2018, arXiv 1807.02894.
+  They are grey, uint8 [300, 300, channels]. A cell is 'defective' if experts
+  gave it a probability of at least 0.5 for a defect (821 cells), else
+  'functional'. Deitsch et al., 2018, arXiv 1807.02894.
 
   `pip install -e '.[elpv]'` installs the images. Their licence is CC BY-NC-SA
   4.0: no commercial use.
@@ -22,12 +22,18 @@ class Elpv:
   Args:
     split: 'train', 75% of each class, or 'test', the others.
     seed: chooses one of these divisions.
+    channels: 3: three equal ones, as weights of colour images expect.
   """
 
   class_names = ('functional', 'defective')
   num_classes = 2
 
-  def __init__(self, split: Literal['train', 'test'], seed: Seed = 0) -> None:
+  def __init__(
+    self,
+    split: Literal['train', 'test'],
+    seed: Seed = 0,
+    channels: Literal[1, 3] = 1,
+  ) -> None:
     from sklearn import model_selection  # takes a second
 
     images, labels = _cells()
@@ -36,12 +42,14 @@ class Elpv:
     )
     rows = np.sort(parts[split == 'test'])
     self._rows, self._images, self._labels = rows, images, labels[rows]
+    self._channels = channels
 
   def __len__(self) -> int:
     return len(self._rows)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image = self._images[self._rows[index]].copy()  # the caller may modify it
+    # A copy, because the caller may modify it.
+    image = np.repeat(self._images[self._rows[index]], self._channels, axis=-1)
     return {'image': image, 'label': int(self._labels[index])}
 
   def labels(self) -> np.ndarray:
