@@ -224,7 +224,8 @@ def test_all_fields_of_a_teacher_act(teacher_file, monkeypatch):
 
   path, file = teacher_file, formats.read(teacher_file)
   monkeypatch.setattr(formats, 'read', read)
-  teacher = all_set(Teacher, path=path, options=options, same_classes=True)
+  given = {'options': options, 'image_size': 8, 'same_classes': True}
+  teacher = all_set(Teacher, path=path, **given)
   opened = teacher.open(MODEL)
   assert opened.model.block.mlp.form == 'exact'
   rules = [('teacher/head/kernel', (None, 'data'))]

@@ -12,7 +12,7 @@ import record_feature_distillation as recorder
 import tiny
 from synthetic import Synthetic
 
-from vit_jax import tree
+from vit_jax import pretrained, tree
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline
 from vit_jax.evals.representation import Representation
@@ -221,6 +221,15 @@ def test_other_teachers_one_image_and_a_short_queue(model, size, tmp_path):
     assert loss > 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
     assert np.any(grads['embedding']['kernel'])
+
+
+def test_a_teacher_sees_images_of_another_size(teacher_file):
+  teacher = FrozenTeacher(teacher_file, image_size=(16, 8)).open(STUDENT)
+  found = teacher.load(sharding.make_mesh())
+  how = {'image_size': (16, 8), 'num_classes': 0, 'report': None}
+  _, expected = pretrained.load(teacher_file, **how)
+  tiny.assert_trees_close(found, expected, atol=0)
+  assert teacher.convert(IMAGES).shape == (8, 16, 8, 3)
 
 
 def test_images_of_other_channels_are_refused(teacher_file):

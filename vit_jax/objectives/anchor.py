@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.durations import Timeline
 from vit_jax.models.vit import VisionTransformer
@@ -43,14 +42,6 @@ class Start(FrozenModel):
 
   def read(self) -> FlatParams:
     return surgery.read(self.init_from).params
-
-  def fitted(self, shapes: FlatParams) -> FlatParams:
-    found, _ = surgery.adapt(self.read(), shapes, self.model, self.init_from)
-    # A new mask vector or head has no part in the tokens of patches.
-    return {
-      k: x if isinstance(x, np.ndarray) else np.zeros(x.shape, x.dtype)
-      for k, x in found.items()
-    }
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from vit_jax import tree
 from vit_jax.data import transforms
+from vit_jax.models.vit import as_pair
 from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.types import (
   MACHINE,
@@ -20,10 +21,12 @@ from vit_jax.types import (
   Params,
   PathLike,
   PyTree,
+  Size,
   UserError,
 )
-from vit_jax.weights import formats
+from vit_jax.weights import formats, surgery
 from vit_jax.weights.bundle import Weights
+from vit_jax.weights.surgery import InitFrom
 
 
 class FrozenModel:
@@ -36,6 +39,7 @@ class FrozenModel:
 
   model: Any
   images: Any
+  init_from: InitFrom  # how the parameters are fitted to the model
   class_names: Any = None  # must equal those of the data, if both are known
 
   def opened(self, **attributes: Any) -> Any:
@@ -50,8 +54,12 @@ class FrozenModel:
 
   def fitted(self, shapes: FlatParams) -> FlatParams:
     """Return the parameters for a model with these shapes."""
-    params = self.read()
-    return tree.stack_blocks(params) if tree.is_stacked(shapes) else params
+    found, _ = surgery.adapt(self.read(), shapes, self.model, self.init_from)
+    # A new mask vector or head has no part in features.
+    return {
+      k: x if isinstance(x, np.ndarray) else np.zeros(x.shape, x.dtype)
+      for k, x in found.items()
+    }
 
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
@@ -94,10 +102,13 @@ class FrozenTeacher(FrozenModel):
     path: a workdir, a checkpoint, or weights of any format of formats.py.
     options: more arguments of `formats.read`: step and ema of a workdir, trust,
       what a file does not say, and fields of the model ({'scan': True}).
+    image_size: pixels of the images that it sees, to which its positions are
+      resized; None: those of the weights, such as 518 for DINOv2.
   """
 
   path: Annotated[PathLike, MACHINE]  # the parameters are compared
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  image_size: Size | None = None
 
   weights: ClassVar[Weights]  # without parameters
 
@@ -110,9 +121,15 @@ class FrozenTeacher(FrozenModel):
     model, dtype = weights.model, getattr(student, 'dtype', None)
     if dtype is not None and hasattr(model, 'dtype'):
       model = model.clone(dtype=dtype)
-    images = jax.ShapeDtypeStruct((1, *weights.image_shape), np.float32)
+    size = as_pair(self.image_size or weights.image_shape[:2])
+    shape = (1, *size, weights.image_shape[2])
+    images = jax.ShapeDtypeStruct(shape, np.float32)
     model = choose(model, images, backward=False) if choose else model
     return self.opened(model=model, images=images, weights=weights)
+
+  @property
+  def init_from(self) -> InitFrom:  # type: ignore[override]
+    return InitFrom(self.path, head='keep')
 
   def read(self) -> FlatParams:
     return formats.read(self.path, **self.options).params
@@ -120,8 +137,8 @@ class FrozenTeacher(FrozenModel):
   def convert(self, images: Array) -> jax.Array:
     """Return float images of the teacher, from [B, H, W, C] in 0..255.
 
-    The file says how they are normalised, their size, and the interpolation
-    that resizes them, on the device and with antialiasing.
+    The file says how they are normalised, and the interpolation that resizes
+    them, on the device and with antialiasing.
     """
     x = self.weights.preprocess(images)
     shape = (len(x), *self.images.shape[1:])
