@@ -106,7 +106,7 @@ def test_without_a_config_the_error_and_the_notes_say_so(tmp_path):
   options = {'num_heads': 3, 'grid': (3, 4)}
   weights = formats.read(tmp_path, **options)
   (note,) = weights.notes
-  for text in ('assumed', 'norms before attention', 'std 0.5', 'Mean(class'):
+  for text in ('assumed', 'norms before attention', 'std=127.5', 'Mean(cl'):
     assert text in note
   assert not weights.model.block.post_norm
   (tmp_path / 'config.json').write_text(json.dumps(config))

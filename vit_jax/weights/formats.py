@@ -45,7 +45,7 @@ _READERS = {'original': original} | _WRITERS  # the first that fits
 FORMATS = ('vit_jax', *_WRITERS)
 NPZ_FORMATS = ('vit_jax', 'npz')
 _SAFETENSORS = 'model.safetensors'
-_ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
+_ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json', '.onnx')
 # What model.json and NAME.json have: objects, and plain values.
 _OBJECTS = ('model', 'preprocess', 'transforms')
 _USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation')
@@ -136,6 +136,8 @@ def _locate(path, step):
   path = str(path)
   if path.startswith('hf://'):
     path = array_files.from_hub(path)
+  elif path.startswith('package:'):
+    path = array_files.from_package(path)
   if path.startswith(_WEB) or (path.endswith(_ENDINGS) and '://' in path):
     return None, path  # no folder has to be listed, which needs more packages
   folder, known = epath.Path(path), []
@@ -162,7 +164,7 @@ def _locate(path, step):
 def _read_file(source, trust, options, values):
   arrays = array_files.read(array_files.fetch(source), values=values)
   name = pathlib.PurePosixPath(source).with_suffix('.json').name
-  is_torch = source.endswith(('.safetensors', '.json'))
+  is_torch = source.endswith(('.safetensors', '.json', '.onnx'))
   content = None if is_torch else _sibling(source, name)
   if content and 'model' in content:
     weights = _described(content, trust, options)
@@ -219,9 +221,10 @@ def _interpret(reader, arrays, settings, options, notes):
   weights.notes[:0] = notes
   if is_bare and (block := getattr(weights.model, 'block', None)):
     weights.notes.append(
-      '  assumed without a config.json: images with mean and std 0.5, norms '
+      f'  assumed without a config.json: images by {weights.preprocess}, norms '
       f'before attention and MLP, {block.mlp}, norm_eps={block.norm_eps}, '
-      f'{weights.model.posemb}, {weights.model.pooling}'
+      f'num_heads={weights.model.num_heads}, {weights.model.posemb}, '
+      f'{weights.model.pooling}'
     )
   return weights
 

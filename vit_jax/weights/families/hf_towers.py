@@ -17,6 +17,7 @@ from vit_jax.models.dense import Gelu, SwiGlu
 from vit_jax.models.pooling import ClassToken, Map
 from vit_jax.models.rotary import RotaryDino
 from vit_jax.types import UserError
+from vit_jax.weights import image_configs
 from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.families import hf_vit
 from vit_jax.weights.families.hf_vit import NEW, OLD, UNUSED, family, layers
@@ -119,6 +120,14 @@ def _write_tower(keys, name, weights):
   return arrays, config | {'projection_dim': weights.model.num_classes or 512}
 
 
+def _configure_dinov2(config, arrays):
+  """Return fields of a config; without one, heads have 64 dimensions."""
+  heads, rest = divmod(arrays['embeddings.cls_token'].shape[-1], 64)
+  if config or rest:
+    return hf_vit.configure(config, arrays)
+  return {'num_heads': heads}
+
+
 def _unfold(arrays, config):
   """Return arrays with a convolution for patches of [height, width, RGB]."""
   name = 'embeddings.patch_embedding.weight'
@@ -146,6 +155,8 @@ _DINOV2_FAMILY = family(
   r'encoder\.layer\.0\.layer_scale1\.lambda1',
   _DINOV2,
   _SCALED,
+  configure=_configure_dinov2,
+  images=image_configs.IMAGENET,
   unused=UNUSED + r'|classifier\..*',
   write=_write_dinov2,
 )
@@ -163,6 +174,7 @@ FAMILIES = (
     _DINOV3,
     {k: x for k, x in _SCALED.items() if k != 'block.biases'} | _ROTARY,
     args={'rope_theta': (100.0,)},
+    images=image_configs.IMAGENET,
     write=_write_dinov3,
   ),
   dataclasses.replace(
@@ -178,6 +190,7 @@ FAMILIES = (
     r'pre_layrnorm\.weight',
     _CLIP,
     _CLIP_FIELDS,
+    images=image_configs.OPENAI,
     write=partial(_write_tower, _CLIP, 'CLIP'),
   ),
   dataclasses.replace(
