@@ -62,7 +62,8 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
       )
   except Exception as e:  # parsers raise any type for damaged bytes
     hint = '' if isinstance(e, UserError) else ' Copy or download it again.'
-    raise UserError(f'{path} cannot be read: {e}.{hint}') from e
+    text = f'{e}'.rstrip('.')
+    raise UserError(f'{path} cannot be read: {text}.{hint}') from e
   return {
     name: array
     for shard in _shards(path)

@@ -46,7 +46,7 @@ def read(path: pathlib.Path, values: bool) -> dict[str, np.ndarray]:
   graph = onnx.load(path, load_external_data=False).graph
   tensors = {x.name: x for x in graph.initializer}
   for node in graph.node:
-    if re.search('Quant|QLinear|Integer|NBits', node.op_type):
+    if re.search(r'^Q[A-Z]|[Qq]uant|Integer|NBits', node.op_type):
       raise UserError(f'It is quantized ({node.op_type}). {_EXPECTED}')
     if node.op_type == 'Constant' and node.attribute[0].HasField('t'):
       tensors[node.output[0]] = node.attribute[0].t
@@ -58,10 +58,22 @@ def read(path: pathlib.Path, values: bool) -> dict[str, np.ndarray]:
       return onnx.numpy_helper.to_array(tensors[name], f'{path.parent}')
     return np.broadcast_to(np.float32(0), tuple(tensors[name].dims))
 
+  arrays = _named(graph.node, tensors, array)
+  if '.weight' in arrays or not arrays:
+    raise UserError(f'Its arrays and nodes have no names. {_EXPECTED}')
+  heads = [x for x in arrays if re.search(r'attn_pool|head\.attention', x)]
+  if heads and not any(re.search('latent|probe', x) for x in arrays):
+    raise UserError('Its MAP head has no query. Export it with dynamo=False')
+  return arrays
+
+
+def _named(nodes, tensors, array):
+  """Return {name: array} of what has a name or is used by a known node."""
   arrays = {x: array(x) for x in tensors if re.fullmatch(_NAME, x)}
-  parts: dict[str, list[np.ndarray]] = {}
-  tokens, table, named, products, patches = [], [], {*arrays}, set(), set()
-  for node in graph.node:
+  arrays = {k: x for k, x in arrays.items() if x.size}  # no registers
+  parts, tokens, table = {}, [], []
+  named, products, patches = {*arrays}, set(), set()
+  for node in nodes:
     kind, module = node.op_type, _module(node)
     is_data = kind != 'Shape' and not patches.isdisjoint(node.input)
     for i, name in enumerate(node.input):
@@ -90,8 +102,6 @@ def read(path: pathlib.Path, values: bool) -> dict[str, np.ndarray]:
     if f'{module}.out_proj.weight' in arrays:  # MultiheadAttention
       name, found = f'{module}.in_proj_{part}', [np.concatenate(found)]
     arrays.setdefault(name, found[0])
-  if '.weight' in arrays or not arrays:
-    raise UserError(f'Its matrices have no names. {_EXPECTED}')
   return arrays | _folded(arrays, table, tokens)
 
 
