@@ -36,7 +36,8 @@ class Family:
     fields: fields of the model that neither arrays nor the config show, as in
       `bundle.replace`.
     configure: returns fields that the config shows: (config, arrays) -> fields.
-    heads: {width: number of heads}, for configs that have a name but no number.
+    heads: {width: number of heads}, for configs that have a name but no number,
+      and for files without a config if `images` are known.
     args: {name in the config: values with which our model is the same}.
     prefix: regular expression of what may precede the names of arrays.
     unused: regular expression of arrays that features do not depend on, with
@@ -148,7 +149,7 @@ def read(
     family.keys,
     known=known,
     rows=family.rows,
-    heads=family.heads if name else {},
+    heads=family.heads if name or family.images else {},
     **given,
   )
   if posemb := getattr(weights.model, 'posemb', None):

@@ -43,25 +43,21 @@ def read(
   if class_names == [f'LABEL_{i}' for i in range(count)]:  # the default
     class_names = None
   problem = config.get('problem_type') == 'multi_label_classification'
-  use, shape = config.get('preprocessor_config'), weights.image_shape
+  use = config.get('preprocessor_config')
   images = family.find(FAMILIES, arrays, name).images
-  if images and use is None:
-    found = timm.image_use(images, shape, weights.notes)
-  else:
-    found = _use(use, shape, weights.notes)
   return dataclasses.replace(
     weights,
     class_names=class_names,
     activation='sigmoid' if problem else 'softmax',
     origin=f'hf {name}'.strip(),
-    **found,
+    **_use(use, images, weights.image_shape, weights.notes),
   )
 
 
-def _use(config, image_shape, notes):
-  """Return arguments of Weights from preprocessor_config.json."""
+def _use(config, images, image_shape, notes):
+  """Return arguments of Weights from preprocessor_config.json or `images`."""
   if config is None:
-    return {}
+    return timm.image_use(images, image_shape, notes) if images else {}
   config = {name: value for name, value in config.items() if value is not None}
   old_kind = config.get('feature_extractor_type', '')
   kind = config.get('image_processor_type', old_kind)

@@ -1,15 +1,10 @@
 """ONNX files that PyTorch exported, with the names of the model's state dict.
 
-Most arrays keep these names. The others are found by the node that uses them,
-whose name (dynamo=False) or metadata (dynamo=True) is the path of its module:
-
-  matrices   onnx::MatMul_12 or val_12, transposed
-  equal ones stored once, under one of the names
-  positions  in two pieces, for the class token and for the patches
-  tokens     repeated for each image (dynamo=True with a fixed batch)
-
-Other constants are left out. With dynamo=True the query of a MAP head is
-multiplied out, so such a head is incomplete.
+Most arrays keep these names. Nodes show the others: their name (dynamo=False)
+or metadata (dynamo=True) is the path of a module. These are matrices, which are
+transposed; of equal vectors all but one; positions in two pieces, for the class
+token and the patches; tokens repeated for each image. Other constants are left
+out. With dynamo=True the query of a MAP head is multiplied out.
 """
 
 import pathlib
@@ -25,9 +20,10 @@ _EXPECTED = (
   'Expected a float model of timm or transformers, not quantized, as '
   'torch.onnx.export writes it'
 )
+_STEM = r'(.*?)(patch_embed|embeddings\.patch_embeddings?)(\.proj\w*)?\.weight'
 _FOLDED = {  # first convolution: names of positions, class token, registers
-  'patch_embed.proj': 'pos_embed cls_token reg_token',
-  'embeddings.patch_embeddings(.projection)?': (
+  'patch_embed': 'pos_embed cls_token reg_token',
+  'embeddings.patch_embeddings': (
     'embeddings.position_embeddings embeddings.cls_token '
     'embeddings.register_tokens'
   ),
@@ -117,16 +113,17 @@ def _module(node):
 def _folded(arrays, table, tokens):
   """Return positions and tokens that lost their names, made of constants."""
   out = {}
-  for stem, names in _FOLDED.items():
-    for found in [re.fullmatch(rf'((.*\.)?){stem}\.weight', x) for x in arrays]:
-      if found:
-        positions, cls, registers = (found[1] + x for x in names.split())
-        width = arrays[found[0]].shape[:1]
-        pieces = [x for x in table if x.shape[2:] == width]
-        if pieces and positions not in arrays:
-          out[positions] = np.concatenate(sorted(pieces, key=np.size), axis=1)
-        for token in [x[:1] for x in tokens if x.shape[2:] == width]:
-          is_cls = token.shape[1] == 1 and not {cls} & {*arrays, *out}
-          out[cls if is_cls else registers] = token
+  for name, kernel in arrays.items():
+    if not (found := re.fullmatch(_STEM, name)):
+      continue
+    positions, cls, registers = (
+      found[1] + x for x in _FOLDED[found[2]].split()
+    )
+    pieces = [x for x in table if x.shape[2] == len(kernel)]
+    if pieces and positions not in arrays:
+      out[positions] = np.concatenate(sorted(pieces, key=np.size), axis=1)
+    for token in [x[:1] for x in tokens if x.shape[2] == len(kernel)]:
+      is_cls = token.shape[1] == 1 and not {cls} & {*arrays, *out}
+      out[cls if is_cls else registers] = token
   is_flat = re.compile(r'.*(position_embedding\.weight|class_embedding)').match
   return {k: np.squeeze(x) if is_flat(k) else x for k, x in out.items()}

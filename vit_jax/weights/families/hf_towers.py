@@ -120,14 +120,6 @@ def _write_tower(keys, name, weights):
   return arrays, config | {'projection_dim': weights.model.num_classes or 512}
 
 
-def _configure_dinov2(config, arrays):
-  """Return fields of a config; without one, heads have 64 dimensions."""
-  heads, rest = divmod(arrays['embeddings.cls_token'].shape[-1], 64)
-  if config or rest:
-    return hf_vit.configure(config, arrays)
-  return {'num_heads': heads}
-
-
 def _unfold(arrays, config):
   """Return arrays with a convolution for patches of [height, width, RGB]."""
   name = 'embeddings.patch_embedding.weight'
@@ -141,6 +133,7 @@ _SCALED = PLAIN | {
   'block.layerscale_init': 1.0,
   'pooling': ClassToken(),
 }
+_HEADS = {width: width // 64 for width in (384, 768, 1024, 1280, 1536, 4096)}
 _ROTARY = {'posemb': RotaryDino(), 'block.norm_eps': 1e-5}
 _CLIP_FIELDS = PLAIN | {
   'block.mlp': Gelu('quick'),
@@ -155,8 +148,8 @@ _DINOV2_FAMILY = family(
   r'encoder\.layer\.0\.layer_scale1\.lambda1',
   _DINOV2,
   _SCALED,
-  configure=_configure_dinov2,
   images=image_configs.IMAGENET,
+  heads=_HEADS,
   unused=UNUSED + r'|classifier\..*',
   write=_write_dinov2,
 )
@@ -175,6 +168,7 @@ FAMILIES = (
     {k: x for k, x in _SCALED.items() if k != 'block.biases'} | _ROTARY,
     args={'rope_theta': (100.0,)},
     images=image_configs.IMAGENET,
+    heads=_HEADS,
     write=_write_dinov3,
   ),
   dataclasses.replace(
