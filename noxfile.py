@@ -20,7 +20,7 @@ nox.options.error_on_missing_interpreters = True
 @nox.session(python='3.11')
 def slow(session):
   """Slow tests, with all extras that they use."""
-  session.install('-e', '.[test,demo,mlflow,wandb,tpu]')
+  session.install('-e', '.[test,demo,dinov2,mlflow,wandb,tpu]')
   session.run('pytest', '-m', 'slow', *session.posargs)
 
 

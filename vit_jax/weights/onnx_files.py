@@ -20,16 +20,11 @@ _EXPECTED = (
   'Expected a float model of timm or transformers, not quantized, as '
   'torch.onnx.export writes it'
 )
-_STEM = r'(.*?)(patch_embed|embeddings\.patch_embeddings?)(\.proj\w*)?\.weight'
+_STEM = r'(.*?(?:embeddings\.)?)(patch_embed(?:dings?)?)(\.proj\w*)?\.weight'
 _FOLDED = {  # first convolution: names of positions, class token, registers
-  'patch_embed': 'pos_embed cls_token reg_token',
-  'embeddings.patch_embeddings': (
-    'embeddings.position_embeddings embeddings.cls_token '
-    'embeddings.register_tokens'
-  ),
-  'embeddings.patch_embedding': (
-    'embeddings.position_embedding.weight embeddings.class_embedding -'
-  ),
+  'patch_embed': ('pos_embed', 'cls_token', 'reg_token'),
+  'patch_embeddings': ('position_embeddings', 'cls_token', 'register_tokens'),
+  'patch_embedding': ('position_embedding.weight', 'class_embedding', ''),
 }
 
 
@@ -116,14 +111,13 @@ def _folded(arrays, table, tokens):
   for name, kernel in arrays.items():
     if not (found := re.fullmatch(_STEM, name)):
       continue
-    positions, cls, registers = (
-      found[1] + x for x in _FOLDED[found[2]].split()
-    )
+    positions, cls, registers = (found[1] + x for x in _FOLDED[found[2]])
     pieces = [x for x in table if x.shape[2] == len(kernel)]
     if pieces and positions not in arrays:
       out[positions] = np.concatenate(sorted(pieces, key=np.size), axis=1)
     for token in [x[:1] for x in tokens if x.shape[2] == len(kernel)]:
       is_cls = token.shape[1] == 1 and not {cls} & {*arrays, *out}
       out[cls if is_cls else registers] = token
-  is_flat = re.compile(r'.*(position_embedding\.weight|class_embedding)').match
-  return {k: np.squeeze(x) if is_flat(k) else x for k, x in out.items()}
+    if found[2] == 'patch_embedding':  # [rows, D] and [D]
+      out = {k: np.squeeze(x) for k, x in out.items()}
+  return out
