@@ -120,8 +120,10 @@ QUANTIZED = 'DequantizeLinear', 'MatMulInteger', 'QLinearMatMul', 'MatMulNBits'
 @pytest.mark.parametrize(
   'change, text',
   [
-    *((operator(x), f'quantized ({x}). Expected a float') for x in QUANTIZED),
-    (without_names, 'arrays and nodes have no names. Expected a float'),
+    *(
+      (operator(x), f'are quantized ({x}). Expected a float') for x in QUANTIZED
+    ),
+    (without_names, 'matrices are without names. Expected a float'),
     (without_probe, 'no query. Export it with dynamo=False'),
     (cnn, 'conv.weight, .... This is none of the known'),
     *((size, 'model.onnx cannot be read') for size in (0, 1, 2, 3, 99, -9, -1)),

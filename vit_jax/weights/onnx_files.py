@@ -4,7 +4,8 @@ Most arrays keep these names. Nodes show the others: their name (dynamo=False)
 or metadata (dynamo=True) is the path of a module. These are matrices, which are
 transposed; of equal vectors all but one; positions in two pieces, for the class
 token and the patches; tokens repeated for each image. Other constants are left
-out. With dynamo=True the query of a MAP head is multiplied out.
+out. With dynamo=True the query of a MAP head is multiplied out. Biases that are
+put together in the forward pass, of timm's BEiT and EVA, are not restored.
 """
 
 import pathlib
@@ -15,11 +16,6 @@ import numpy as np
 from vit_jax.types import UserError
 
 _NAME = r'[a-zA-Z_]\w*(\.\w+)+|\w+_(embed|embedding|token)s?|proj'
-_SCOPES = 'pkg.torch.onnx.name_scopes'  # "['', 'blocks.0.fc1', 'linear']"
-_EXPECTED = (
-  'Expected a float model of timm or transformers, not quantized, as '
-  'torch.onnx.export writes it'
-)
 _STEM = r'(.*?(?:embeddings\.)?)(patch_embed(?:dings?)?)(\.proj\w*)?\.weight'
 _FOLDED = {  # first convolution: names of positions, class token, registers
   'patch_embed': ('pos_embed', 'cls_token', 'reg_token'),
@@ -37,8 +33,6 @@ def read(path: pathlib.Path, values: bool) -> dict[str, np.ndarray]:
   graph = onnx.load(path, load_external_data=False).graph
   tensors = {x.name: x for x in graph.initializer}
   for node in graph.node:
-    if re.search(r'^Q[A-Z]|[Qq]uant|Integer|NBits', node.op_type):
-      raise UserError(f'It is quantized ({node.op_type}). {_EXPECTED}')
     if node.op_type == 'Constant' and node.attribute[0].HasField('t'):
       tensors[node.output[0]] = node.attribute[0].t
     elif node.op_type == 'Identity' and node.input[0] in tensors:
@@ -50,8 +44,14 @@ def read(path: pathlib.Path, values: bool) -> dict[str, np.ndarray]:
     return np.broadcast_to(np.float32(0), tuple(tensors[name].dims))
 
   arrays = _named(graph.node, tensors, array)
-  if '.weight' in arrays or not arrays:
-    raise UserError(f'Its arrays and nodes have no names. {_EXPECTED}')
+  kinds = {x.op_type for x in graph.node}
+  kinds = [x for x in kinds if re.search('^Q[A-Z]|[Qq]uant|Integer|NBits', x)]
+  if kinds or '.weight' in arrays or not arrays:
+    problem = f'quantized ({min(kinds)})' if kinds else 'without names'
+    raise UserError(
+      f'Its matrices are {problem}. Expected a float model of timm or '
+      'transformers as torch.onnx.export writes it'
+    )
   heads = [x for x in arrays if re.search(r'attn_pool|head\.attention', x)]
   if heads and not any(re.search('latent|probe', x) for x in arrays):
     raise UserError('Its MAP head has no query. Export it with dynamo=False')
@@ -60,8 +60,8 @@ def read(path: pathlib.Path, values: bool) -> dict[str, np.ndarray]:
 
 def _named(nodes, tensors, array):
   """Return {name: array} of what has a name or is used by a known node."""
-  arrays = {x: array(x) for x in tensors if re.fullmatch(_NAME, x)}
-  arrays = {k: x for k, x in arrays.items() if x.size}  # no registers
+  used = [x for x, tensor in tensors.items() if 0 not in tensor.dims]
+  arrays = {x: array(x) for x in used if re.fullmatch(_NAME, x)}
   parts, tokens, table = {}, [], []
   named, products, patches = {*arrays}, set(), set()
   for node in nodes:
@@ -99,7 +99,7 @@ def _named(nodes, tensors, array):
 def _module(node):
   """Return the path of the module that a node computes, or ''."""
   for entry in node.metadata_props:
-    if entry.key == _SCOPES:
+    if entry.key.endswith('.name_scopes'):  # "['', 'blocks.0.fc1', 'linear']"
       return ['', *re.findall(r"'([^']*)'", entry.value)][-2]
   path = node.name.rpartition('/')[0].strip('/')  # /blocks/blocks.0/fc1/MatMul
   return re.sub(r'(?<![^/])([^/]+)/(?=\1\.)', '', path).replace('/', '.')
@@ -108,10 +108,11 @@ def _module(node):
 def _folded(arrays, table, tokens):
   """Return positions and tokens that lost their names, made of constants."""
   out = {}
-  for name, kernel in arrays.items():
-    if not (found := re.fullmatch(_STEM, name)):
-      continue
+  for found in filter(None, (re.fullmatch(_STEM, x) for x in arrays)):
+    kernel = arrays[found[0]]
     positions, cls, registers = (found[1] + x for x in _FOLDED[found[2]])
+    if f'{found[1]}head_dist.weight' in arrays:
+      registers = f'{found[1]}dist_token'
     pieces = [x for x in table if x.shape[2] == len(kernel)]
     if pieces and positions not in arrays:
       out[positions] = np.concatenate(sorted(pieces, key=np.size), axis=1)
