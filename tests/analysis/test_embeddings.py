@@ -72,7 +72,7 @@ def test_colours_leave_out_one_percent_at_each_end():
 def test_similarity_of_sincos2d():
   """cos a cos b + sin a sin b = cos(a - b): only the offset counts."""
   width, grid = 32, (3, 5)
-  found = embeddings.position_similarity(SinCos2d().table({}, grid, width))
+  found = embeddings.similarity(SinCos2d().table({}, grid, width))
   assert found.shape == (3, 5, 3, 5)
   omega = 10_000.0 ** -(np.arange(8) / 7)
   for i, j, m, n in np.ndindex(*found.shape):
@@ -80,11 +80,19 @@ def test_similarity_of_sincos2d():
     np.testing.assert_allclose(found[i, j, m, n], waves / 16, atol=1e-6)
 
 
+def test_representatives_are_of_the_largest_groups_first():
+  groups = np.array([[1, 0, 0, 2], [0, 1, 0, 1], [0, 0, 3, 1]])
+  found = embeddings.similarity(np.eye(4)[groups])
+  found = embeddings.representatives(found, 4)
+  assert groups[tuple(found.T)].tolist() == [0, 1, 2, 3]
+  np.testing.assert_array_equal(found[0], [0, 1])  # the first of equals
+
+
 def test_similarity_of_any_table():
   rng = np.random.default_rng(0)
   table = rng.normal(size=(2, 3, 7))
   table[1, 1] = 0
-  found = embeddings.position_similarity(table)
+  found = embeddings.similarity(table)
   a, b = table[0, 2], table[1, 0]
   wanted = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
   np.testing.assert_allclose(found[0, 2, 1, 0], wanted, atol=1e-6)

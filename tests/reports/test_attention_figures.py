@@ -17,6 +17,12 @@ def test_overlay_is_bright_where_the_model_attends():
   assert not found[30:].any() and not found[:, :30].any()
   across = found[5, 30:50, 0].astype(int)  # from one centre to the next
   assert np.all(np.diff(across) > 0)
+  one = np.full((20, 30), 0.01)  # far more attention than elsewhere
+  one[0, 0] = 5
+  found = figures.overlay(picture, one)
+  assert found[0, 0, 0] == 200 and found[39, 59, 0] == 200 * 0.01 / (5 / 50)
+  one[0, 0] = 0.2
+  np.testing.assert_array_equal(figures.overlay(picture, one), picture)
   uniform = figures.overlay(picture[..., :1], np.full((2, 3), 0.1))
   np.testing.assert_array_equal(uniform, picture)
   heat = figures.overlay(picture, weights, style='heat')
@@ -34,6 +40,21 @@ def test_mosaic_has_each_map_in_its_place():
     np.testing.assert_array_equal(tile, values[i, j])
   assert np.isnan(drawn[4]).all() and np.isnan(drawn[:, 5]).all()
   assert list(axes.get_xticks()) == [2, 8, 14]
+
+
+def test_positions_of_a_large_grid_are_every_third(tmp_path, monkeypatch):
+  found = []
+  monkeypatch.setattr(
+    pictures, 'save', lambda made, *_, **__: found.append(made)
+  )
+  values = np.random.default_rng(0).uniform(size=(9, 37, 9, 37))
+  embedding_figures.positions(values, tmp_path / 'positions.png')
+  axes = found[0].axes[0]
+  labels = [int(x.get_text()) for x in axes.get_xticklabels()]
+  assert labels == [*range(1, 38, 3)] and len(axes.get_yticks()) == 9
+  shown = np.ma.filled(axes.images[0].get_array(), np.nan)
+  np.testing.assert_array_equal(shown[-9:, -37:], values[-1, 36])
+  np.testing.assert_array_equal(shown[:9, 41:78], values[0, 3])
 
 
 def test_sheet_has_the_images_side_by_side(tmp_path):

@@ -163,13 +163,13 @@ def test_command(
     *('--num_maps=1', '--num_points=5'),
   )
   assert not status
-  assert [len(rows) for rows in sheets] == [6, 5, 6, 6]
+  assert [len(rows) for rows in sheets] == [6, 5, 6, 6, 6]
   told, said = capsys.readouterr()
   assert 'maps: 1 of 11 images (--num_maps)' in said
   assert 'tsne: 5 of 11 images (--num_points)' in said
   told = told.split()
   names = ['filters', 'positions', 'maps-1', 'rollout', 'rollout-2']
-  names += ['distance', 'tsne', 'norms', 'pca']
+  names += ['distance', 'tsne', 'norms', 'pca', 'similarity']
   assert told == [f'{tmp_path}/out/new/{name}.png' for name in names]
   for path in told:
     with Image.open(path) as image:
@@ -210,6 +210,18 @@ def test_command(
   np.testing.assert_allclose(abs(components), abs(wanted), atol=1e-3)
   shares = points[1][:3] ** 2 / (points[1] ** 2).sum()
   np.testing.assert_allclose(saved['pca']['shares'], shares, atol=1e-5)
+  unit = maps / np.linalg.norm(maps, axis=-1, keepdims=True)
+  wanted = (unit @ unit.swapaxes(1, 2)).reshape(6, 2, 3, 2, 3)
+  found = saved['similarity']['similarity']
+  for rows, shown, places in zip(wanted, found, saved['similarity']['places']):
+    np.testing.assert_allclose(shown, rows[tuple(places.T)], atol=1e-4)
+    middle = rows.mean((2, 3))
+    assert middle[tuple(places[0])] > middle.max() - 1e-4
+  np.testing.assert_allclose(found.max((2, 3)), 1, atol=1e-5)
+  for row, places in zip(sheets[-1], saved['similarity']['places']):
+    for shown, at in zip(row[1:], places):  # patches are 48 pixels large
+      red = (shown == [255, 0, 0]).all(-1)
+      assert red.sum() == 48**2 and red[tuple(48 * at)]
   results = predict.predict(weights, paths[:2], layer='pre_logits')
   for look, result in zip(looks, results):
     np.testing.assert_allclose(look['features'], result['features'], atol=2e-5)

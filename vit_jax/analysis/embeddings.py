@@ -82,14 +82,29 @@ def enlarge(values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
   return values[rows][:, columns]
 
 
-def position_similarity(table: Array) -> np.ndarray:
-  """Return the cosine of each pair of position embeddings (Figs. 7 and 10).
+def similarity(table: Array) -> np.ndarray:
+  """Return the cosine of each pair of position embeddings or patches.
 
   The table is [gh, gw, D]. [i, j] of the float32 [gh, gw, gh, gw] is the map of
-  similarities to the patch in row i, column j; 0 for an embedding of zeros.
+  similarities to the patch in row i, column j; 0 for an embedding of zeros
+  (Figs. 7 and 10).
   """
   table = np.asarray(table, np.float64)
   norms = np.linalg.norm(table, axis=-1, keepdims=True)
   unit = table / np.where(norms > 0, norms, 1)
   cosines = np.einsum('ijd,mnd->ijmn', unit, unit, optimize=True)
   return np.clip(cosines, -1, 1).astype(np.float32)
+
+
+def representatives(cosines: np.ndarray, count: int) -> np.ndarray:
+  """Return the places [count, 2] of patches that represent an image.
+
+  They are chosen one by one, so that the mean over all patches of the cosine to
+  the closest of them is as large as possible. `cosines` are from `similarity`.
+  """
+  rows = cosines.reshape(-1, cosines[0, 0].size)
+  chosen, closest = [], np.full(len(rows), -1.0)
+  for _ in range(count):
+    chosen.append(np.maximum(rows, closest).sum(axis=1).argmax())
+    closest = np.maximum(closest, rows[chosen[-1]])
+  return np.stack(np.unravel_index(chosen, cosines.shape[:2]), axis=1)

@@ -43,15 +43,18 @@ def overlay(
 
   The picture is uint8 [H, W, C], the weights are [gh, gw], 0 or more. Style
   'mask' darkens what the model does not attend to (the paper's figures 6 and
-  14); 'heat' draws a heat map over the image.
+  14); 'heat' draws a heat map over the image. One of 100 patches may be beyond
+  the scale, by a factor of up to 50: large models attend far more to some.
   """
   import scipy.ndimage  # takes half a second
   from matplotlib import colormaps
 
   picture = pictures.rgb(picture) / 255
+  most = np.percentile(weights, 99, method='higher')
+  most = max(most, weights.max() / 50, 1e-30)
   # Linear between the centres of patches, constant beyond them.
   mask = scipy.ndimage.zoom(
-    np.asarray(weights, np.float64) / max(weights.max(), 1e-30),
+    np.minimum(np.asarray(weights, np.float64) / most, 1),
     np.divide(picture.shape[:2], weights.shape),
     order=1,
     mode='nearest',

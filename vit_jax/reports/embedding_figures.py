@@ -1,5 +1,6 @@
 """Figures of patch filters, position similarities (Fig. 7), and features."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,12 +17,19 @@ def filters(tiles: np.ndarray, path: epath.Path, *, title: str) -> None:
 
 
 def positions(similarity: np.ndarray, path: epath.Path) -> None:
-  """Draw the map of similarities [gh, gw] of each patch (Figs. 7 and 10)."""
+  """Draw the map of similarities [gh, gw] of each patch (Figs. 7 and 10).
+
+  Of large grids, only every n-th row and column has its map.
+  """
   gh, gw = similarity.shape[:2]
+  rows, columns = (np.arange(0, n, math.ceil(n / 16)) for n in (gh, gw))
   width = 4.4 if gw <= 8 else 7
   made = pictures.canvas(width + 0.5, width * min(gh / gw, 3))
   axes = made.subplots()
-  shown = pictures.mosaic(axes, similarity, vmin=-1, vmax=1)
+  chosen = similarity[rows][:, columns]
+  shown = pictures.mosaic(axes, chosen, vmin=-1, vmax=1)
+  axes.set_yticks(axes.get_yticks(), rows + 1)
+  axes.set_xticks(axes.get_xticks(), columns + 1)
   axes.set(
     title='Position embedding similarity',
     xlabel='Input patch column',
@@ -31,7 +39,7 @@ def positions(similarity: np.ndarray, path: epath.Path) -> None:
   bar = made.colorbar(shown, cax=right, ticks=[-1, 0, 1])
   bar.set_label('Cosine similarity')
   # At least two dots per patch of a map.
-  dpi = max(150, min(400, 2.2 * gw * gw / width))
+  dpi = max(150, min(400, 2.2 * gw * len(columns) / width))
   pictures.save(made, path, dpi=dpi, tight=True)
 
 

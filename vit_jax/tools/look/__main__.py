@@ -18,6 +18,8 @@ weights are drawn. Each figure has its numbers (npz) next to it:
              (artefacts are patches of far higher norm)
   pca        the first images next to three principal components of their
              patches (of the last layer, of all these images) as colors
+  similarity the first images next to the similarity (cosine) of each of four
+             red patches of the last layer to all patches
   filters    principal components of the patch embedding (Fig. 7 left)
   positions  similarity of position embeddings (Figs. 7, 10)
 

@@ -18,7 +18,7 @@ from vit_jax.tools import predict
 from vit_jax.weights.bundle import Weights
 
 OF_ATTENTION = ('maps', 'rollout', 'distance')
-OF_PATCHES = ('norms', 'pca')
+OF_PATCHES = ('norms', 'pca', 'similarity')
 OF_IMAGES = (*OF_ATTENTION, 'tsne', *OF_PATCHES)
 FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
@@ -52,7 +52,7 @@ def layout(weights: Weights) -> Layout:
 
 def positions(weights: Weights) -> np.ndarray:
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
-  return embeddings.position_similarity(_table(weights))
+  return embeddings.similarity(_table(weights))
 
 
 def _table(weights):
@@ -94,10 +94,12 @@ def forward_fn(
   `Pooling.token_weights`, such as the class token; 'rollout' [gh, gw]; 'heads'
   [L, h, gh, gw] of `attention.rollout_of_heads`; 'distance' [L, h] in pixels;
   'features' [D], the input of the head, for 'tsne'; 'norms' [L, N] of tokens
-  after each layer; 'patches' [gh, gw, D] after the final norm, for 'pca'.
+  after each layer; 'patches' [gh, gw, D] after the final norm, for 'pca'
+  and 'similarity'.
   """
   with_attention = {*figures} - {'tsne', *OF_PATCHES}
-  options = {'maps': (-1,)} if 'pca' in figures else {}
+  with_patches = {'pca', 'similarity'} & {*figures}
+  options = {'maps': (-1,)} if with_patches else {}
   if with_attention:
     tokens, distances = layout(weights), cell_distances(weights)
 
@@ -122,7 +124,7 @@ def forward_fn(
       layers = [features[f'block_{i}'] for i in range(model.depth)]
       norms = [jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in layers]
       out['norms'] = jnp.stack(norms, axis=1)
-    if 'pca' in figures:
+    if with_patches:
       out['patches'] = features['map_-1'].astype(jnp.float32)
     if not with_attention:
       return out

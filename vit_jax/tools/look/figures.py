@@ -18,7 +18,7 @@ from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
 
-PER_SHEET = 50  # images in a figure of rollout, norms and pca
+PER_SHEET = 50  # images in a figure of rollout, norms, pca and similarity
 _PX = 256  # smaller side of the images, at least; of a few images twice as much
 _FEW = 12
 
@@ -36,9 +36,9 @@ def filters(weights: Weights, path: pathlib.Path) -> None:
 
 def positions(weights: Weights, path: pathlib.Path) -> None:
   """Draw the similarity of position embeddings."""
-  similarity = arrays.positions(weights)
-  embedding_figures.positions(similarity, path)
-  _write(path, similarity=similarity)
+  cosines = arrays.positions(weights)
+  embedding_figures.positions(cosines, path)
+  _write(path, similarity=cosines)
 
 
 def distance(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
@@ -116,7 +116,7 @@ def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   maps = (maps - low) / np.maximum(high - low, 1e-30)
   maps = maps.reshape(*maps.shape[:2], *layout.grid)
   colors = np.uint8(255 * colormaps['viridis'](maps)[..., :3])
-  title = f'image, norms of its patches after layers {chosen}'
+  title = f'image, norms of its patches after layers {str(chosen)[1:-1]}'
   _sheet(weights, path.with_stem(f'{path.stem}-maps'), looks, colors, title)
 
 
@@ -130,6 +130,22 @@ def pca(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   title = f'image, PCA of its patches ({percent} of the variance)'
   _sheet(weights, path, looks, colors[:, None], title)
   _write(path, components=components, shares=shares, paths=_paths(looks))
+
+
+def similarity(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
+  """Draw the similarity of four patches of each image to all its patches."""
+  from matplotlib import colormaps
+
+  looks = looks[:PER_SHEET]
+  cosines = [principal.similarity(look['patches']) for look in looks]
+  places = np.stack([principal.representatives(x, 4) for x in cosines])
+  maps = np.stack([x[tuple(at.T)] for x, at in zip(cosines, places)])
+  colors = np.uint8(255 * colormaps['viridis'](maps)[..., :3])  # clips at 0
+  image, number = np.ogrid[: len(looks), :4]
+  colors[image, number, *places.T.swapaxes(1, 2)] = 255, 0, 0
+  title = 'image, similarity of the red patch to all patches (cosine, 0 to 1)'
+  _sheet(weights, path, looks, colors, title)
+  _write(path, similarity=maps, places=places, paths=_paths(looks))
 
 
 def _sheet(weights, path, looks, colors, title):
