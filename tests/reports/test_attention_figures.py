@@ -51,10 +51,9 @@ def test_positions_of_a_large_grid_are_every_third(tmp_path, monkeypatch):
   embedding_figures.positions(values, tmp_path / 'positions.png')
   axes = found[0].axes[0]
   labels = [int(x.get_text()) for x in axes.get_xticklabels()]
-  assert labels == [*range(1, 38, 3)] and len(axes.get_yticks()) == 9
-  shown = np.ma.filled(axes.images[0].get_array(), np.nan)
-  np.testing.assert_array_equal(shown[-9:, -37:], values[-1, 36])
-  np.testing.assert_array_equal(shown[:9, 41:78], values[0, 3])
+  assert labels == [*range(1, 38, 3)] and len(axes.get_yticks()) == 3
+  shown = axes.images[0].get_array()
+  np.testing.assert_array_equal(shown[-9:, -37:], values[6, 36])
 
 
 def test_sheet_has_the_images_side_by_side(tmp_path):

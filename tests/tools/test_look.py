@@ -215,9 +215,6 @@ def test_command(
   found = saved['similarity']['similarity']
   for rows, shown, places in zip(wanted, found, saved['similarity']['places']):
     np.testing.assert_allclose(shown, rows[tuple(places.T)], atol=1e-4)
-    middle = rows.mean((2, 3))
-    assert middle[tuple(places[0])] > middle.max() - 1e-4
-  np.testing.assert_allclose(found.max((2, 3)), 1, atol=1e-5)
   for row, places in zip(sheets[-1], saved['similarity']['places']):
     for shown, at in zip(row[1:], places):  # patches are 48 pixels large
       red = (shown == [255, 0, 0]).all(-1)

@@ -83,11 +83,10 @@ def enlarge(values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def similarity(table: Array) -> np.ndarray:
-  """Return the cosine of each pair of position embeddings or patches.
+  """Return the cosine of each pair of patches or positions (Figs. 7, 10).
 
   The table is [gh, gw, D]. [i, j] of the float32 [gh, gw, gh, gw] is the map of
-  similarities to the patch in row i, column j; 0 for an embedding of zeros
-  (Figs. 7 and 10).
+  similarities to the patch in row i, column j; 0 for an embedding of zeros.
   """
   table = np.asarray(table, np.float64)
   norms = np.linalg.norm(table, axis=-1, keepdims=True)

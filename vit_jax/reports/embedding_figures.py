@@ -17,19 +17,15 @@ def filters(tiles: np.ndarray, path: epath.Path, *, title: str) -> None:
 
 
 def positions(similarity: np.ndarray, path: epath.Path) -> None:
-  """Draw the map of similarities [gh, gw] of each patch (Figs. 7 and 10).
-
-  Of large grids, only every n-th row and column has its map.
-  """
+  """Draw the map of similarities [gh, gw] of every n-th patch (Figs. 7, 10)."""
   gh, gw = similarity.shape[:2]
-  rows, columns = (np.arange(0, n, math.ceil(n / 16)) for n in (gh, gw))
+  n = math.ceil(max(gh, gw) / 16)
   width = 4.4 if gw <= 8 else 7
   made = pictures.canvas(width + 0.5, width * min(gh / gw, 3))
   axes = made.subplots()
-  chosen = similarity[rows][:, columns]
-  shown = pictures.mosaic(axes, chosen, vmin=-1, vmax=1)
-  axes.set_yticks(axes.get_yticks(), rows + 1)
-  axes.set_xticks(axes.get_xticks(), columns + 1)
+  shown = pictures.mosaic(axes, similarity[::n, ::n], vmin=-1, vmax=1)
+  axes.set_yticks(axes.get_yticks(), range(1, gh + 1, n))
+  axes.set_xticks(axes.get_xticks(), range(1, gw + 1, n))
   axes.set(
     title='Position embedding similarity',
     xlabel='Input patch column',
@@ -39,7 +35,7 @@ def positions(similarity: np.ndarray, path: epath.Path) -> None:
   bar = made.colorbar(shown, cax=right, ticks=[-1, 0, 1])
   bar.set_label('Cosine similarity')
   # At least two dots per patch of a map.
-  dpi = max(150, min(400, 2.2 * gw * len(columns) / width))
+  dpi = max(150, min(400, 2.2 * gw * gw / n / width))
   pictures.save(made, path, dpi=dpi, tight=True)
 
 

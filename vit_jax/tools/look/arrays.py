@@ -94,12 +94,10 @@ def forward_fn(
   `Pooling.token_weights`, such as the class token; 'rollout' [gh, gw]; 'heads'
   [L, h, gh, gw] of `attention.rollout_of_heads`; 'distance' [L, h] in pixels;
   'features' [D], the input of the head, for 'tsne'; 'norms' [L, N] of tokens
-  after each layer; 'patches' [gh, gw, D] after the final norm, for 'pca'
-  and 'similarity'.
+  after each layer; 'patches' [gh, gw, D] after the final norm.
   """
   with_attention = {*figures} - {'tsne', *OF_PATCHES}
-  with_patches = {'pca', 'similarity'} & {*figures}
-  options = {'maps': (-1,)} if with_patches else {}
+  options = {'maps': (-1,)} if {'pca', 'similarity'} & {*figures} else {}
   if with_attention:
     tokens, distances = layout(weights), cell_distances(weights)
 
@@ -124,7 +122,7 @@ def forward_fn(
       layers = [features[f'block_{i}'] for i in range(model.depth)]
       norms = [jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in layers]
       out['norms'] = jnp.stack(norms, axis=1)
-    if with_patches:
+    if options:
       out['patches'] = features['map_-1'].astype(jnp.float32)
     if not with_attention:
       return out
