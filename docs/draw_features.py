@@ -17,6 +17,7 @@ import sys
 import numpy as np
 from matplotlib import colormaps
 
+from vit_jax import pretrained
 from vit_jax.analysis import embeddings
 from vit_jax.reports import attention_figures, pictures
 from vit_jax.tools.look import arrays, figures
@@ -74,7 +75,7 @@ def main(output, weights=WEIGHTS, *paths):
 
     folder = pathlib.Path(skimage.__path__[0], 'data')
     paths = [str(folder / name) for name in PHOTOGRAPHS]
-  read = formats.read(weights, image_size=_SIZE_PX)
+  read = pretrained.fit(formats.read(weights), image_size=_SIZE_PX)[0]
   looks = list(arrays.look_at(read, paths, figures=('pca', 'maps')))
   images = list(figures.finer_images(read, paths, _SIZE_PX))
   draw(*columns(looks, images), output)
