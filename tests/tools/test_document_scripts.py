@@ -15,6 +15,7 @@ from PIL import Image
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / 'docs'))
 import draw_augmentations
+import draw_features
 import draw_masked_patches
 import find_augreg
 
@@ -190,3 +191,22 @@ def test_the_best_checkpoint_of_augreg_is_first(tmp_path, capsys):
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith(f'{accuracy}  gs://vit_models/augreg/B_16')
     assert first.endswith(f'{name}.npz')
+
+
+def test_features_of_photographs():
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (40, 60, 3), np.uint8)
+  patches = np.eye(4)[[[0, 0, 0, 0], [0, 1, 1, 1], [2, 2, 3, 1]]]
+  maps = np.zeros((2, 2, 3, 4))
+  maps[1, 0, 0, 3] = 1  # of one head of the last layer
+  look = {'patches': patches, 'maps': maps}
+  ((photo, pca, fourth, third, heat),), places = draw_features.columns(
+    [look], [image]
+  )
+  assert photo is image and pca.shape == (3, 4, 3)
+  np.testing.assert_allclose(places, [[[5 / 6, 5 / 8], [5 / 6, 1 / 8]]])
+  for shown, group in ((fourth, 3), (third, 2)):
+    np.testing.assert_array_equal(shown[..., 0] > 200, patches[..., group] == 1)
+  light = heat.sum(-1) - image.mean(-1) * 3 * 0.45
+  row, column = np.unravel_index(light.argmax(), light.shape)
+  assert row < 14 and column >= 45

@@ -50,11 +50,10 @@ def overlay(
   from matplotlib import colormaps
 
   picture = pictures.rgb(picture) / 255
-  most = np.percentile(weights, 99, method='higher')
-  most = max(most, weights.max() / 50, 1e-30)
+  most = max(np.percentile(weights, 99, method='higher'), weights.max() / 50)
   # Linear between the centres of patches, constant beyond them.
   mask = scipy.ndimage.zoom(
-    np.minimum(np.asarray(weights, np.float64) / most, 1),
+    np.minimum(np.asarray(weights, np.float64) / (most or 1), 1),
     np.divide(picture.shape[:2], weights.shape),
     order=1,
     mode='nearest',

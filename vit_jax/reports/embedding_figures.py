@@ -1,6 +1,5 @@
 """Figures of patch filters, position similarities (Fig. 7), and features."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +18,7 @@ def filters(tiles: np.ndarray, path: epath.Path, *, title: str) -> None:
 def positions(similarity: np.ndarray, path: epath.Path) -> None:
   """Draw the map of similarities [gh, gw] of every n-th patch (Figs. 7, 10)."""
   gh, gw = similarity.shape[:2]
-  n = math.ceil(max(gh, gw) / 16)
+  n = -(-max(gh, gw) // 16)
   width = 4.4 if gw <= 8 else 7
   made = pictures.canvas(width + 0.5, width * min(gh / gw, 3))
   axes = made.subplots()
