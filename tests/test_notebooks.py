@@ -10,10 +10,12 @@ import sys
 import types
 
 import pytest
+import tiny
 from processes import python
 
 from vit_jax import config
 from vit_jax.io import terminal
+from vit_jax.weights import formats
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / 'notebooks'
@@ -195,6 +197,16 @@ def test_pretraining_fine_tuning_and_looking(tmp_path):
   assert 'pos_embedding 1x4x4x96 resized to 1x6x6x96' in text
   execute('predict_and_look', tmp_path / 'figures', WEIGHTS=tuned)
   assert (tmp_path / 'figures' / 'rollout.npz').exists()
+
+
+@pytest.mark.slow
+def test_weights_without_classes(tmp_path):
+  """As DINOv2-S: predictions are learned from features."""
+  weights = tiny.weights(tiny.vit(num_classes=None), (8, 8, 3))
+  formats.write(weights, tmp_path / 'own.npz', 'vit_jax')
+  text = execute('predict_and_look', tmp_path, WEIGHTS=tmp_path / 'own.npz')
+  assert '% of 60 other pictures are right' in text
+  assert (tmp_path / 'similarity.npz').exists()
 
 
 @pytest.mark.slow
