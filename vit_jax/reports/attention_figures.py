@@ -44,7 +44,8 @@ def overlay(
   The picture is uint8 [H, W, C], the weights are [gh, gw], 0 or more. Style
   'mask' darkens what the model does not attend to (the paper's figures 6 and
   14); 'heat' draws a heat map over the image. The scale ends at the 99th
-  percentile, because large models attend far more to a few patches.
+  percentile, not at the maximum as in the released code (from memory), because
+  large models attend far more to a few patches.
   """
   import scipy.ndimage  # takes half a second
   from matplotlib import colormaps
