@@ -6,10 +6,12 @@ r"""Distil the features of any model into a ViT, on your own images, no labels.
 
 WEIGHTS are a workdir or weights in any format that vit_jax/weights reads, with
 or without a head: the teacher, which keeps its own image size, resizing and
-normalisation. More for it, such as {'step': 1000} of a workdir, is
---config.objective.teacher.options. The student takes all images below PATH
-(docs/data.md lists what else PATH can be), and may have another width and patch
-size. Then DIR is the path of weights, without the maps to the teacher's width.
+normalisation. A published one may be for large images, such as 518 px: with
+--config.objective.teacher.image_size=112 it sees smaller ones. More for it,
+such as {'step': 1000} of a workdir, is --config.objective.teacher.options. The
+student takes all images below PATH (docs/data.md lists what else PATH can be),
+and may have another width and patch size. Then DIR is the path of weights,
+without the maps to the teacher's width.
 
 DIR/report.html shows the mixed images, patches of student and teacher in
 colours, the nearest neighbours of ten images, and curves:
