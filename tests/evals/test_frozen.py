@@ -33,7 +33,11 @@ class Features:
     flat = images.reshape(len(images), -1)
     x = flat @ variables['params']
     patches = jnp.stack([x, 2 * x], axis=1)
-    return {'pre_logits': x, 'tokens': patches, 'pooled': patches}
+    tokens = jnp.concatenate([100 + patches[:, :1], patches], axis=1)
+    return {
+      **{'pre_logits': x, 'tokens': patches, 'pooled': patches},
+      **{'patches': patches, 'block_1': tokens},
+    }
 
 
 class Spy:
@@ -99,6 +103,17 @@ def test_readouts_get_the_features_in_order(features, num_devices):
       np.testing.assert_array_equal(split.y, np.arange(len(source)) % 3)
       assert split.x.dtype == np.float32
   assert spy.splits[2] is None
+
+
+def test_statistics_are_over_the_patches_of_each_output():
+  spy, sources = Spy(), {'train': source_of(31, 0), 'test': source_of(29, 1)}
+  fields = {'features': ('block_1', 'pre_logits'), 'statistics': ('max', 'std')}
+  evaluator, params = make({'spy': spy}, data={'made': sources}, **fields)
+  evaluator.run(params)
+  x = sources['test'].images.reshape(29, -1) / np.float32(255) @ KERNEL
+  parts = np.maximum(x, 2 * x), np.abs(x) / 2, x
+  expected = np.concatenate(parts, axis=1)
+  np.testing.assert_allclose(spy.splits[1].x, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_each_image_is_read_once_for_all_readouts():
@@ -189,7 +204,7 @@ MANY = np.eye(3, dtype=np.float32)[np.arange(31) % 3]
   [
     (
       {'features': 'token'},
-      r"'token' must be one of \['pooled', 'pre_logits', 'tok.*pixel",
+      r"'token' must be one of .*'pixels', 'pooled', 'pre_logits', 'tokens'",
     ),
     ({'readouts': {'few': FewShot(shots=(11,))}}, r'made/few: 11 .* 1 has 10'),
     ({'train': source_of(31, 0, MANY)}, 'Expected one class for each'),

@@ -10,6 +10,7 @@ from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 
 from vit_jax.evals import logistic
+from vit_jax.evals.frozen import Split, moments
 from vit_jax.evals.logistic import Logistic
 
 TRAIN, TEST = splits.digits('train'), splits.digits('test')
@@ -34,6 +35,21 @@ def test_solutions_equal_those_of_scikit_learn(rows, monkeypatch):
     np.testing.assert_allclose(kernel, wanted.coef_.T, atol=bound)
     np.testing.assert_array_equal(found.predict(TEST.x), wanted.predict(TEST.x))
     assert converged
+
+
+def test_standardized_features_may_have_any_scale():
+  mean, std = moments(TRAIN.x)
+  scales = np.float32(10.0) ** (np.arange(TRAIN.x.shape[1]) % 5 - 2)
+  scaled = Split(TRAIN.x * scales, TRAIN.y)
+  ((found, _),) = Logistic(standardize=True).fit(scaled, [0.1])
+  before = Split(((TRAIN.x - mean) / std).astype(np.float32), TRAIN.y)
+  ((wanted, _),) = Logistic().fit(before, [0.1])
+  # 1e-5 is added to each deviation, and the smallest is 4e-5.
+  np.testing.assert_allclose(
+    found.kernel, wanted.kernel / wanted.std[:, None], atol=5e-3
+  )
+  predicted = wanted.predict((TEST.x - mean) / std)
+  np.testing.assert_array_equal(found.predict(TEST.x * scales), predicted)
 
 
 def test_C_is_chosen_on_val():
@@ -66,7 +82,7 @@ def test_held_out_rows_are_stratified():
 
 
 def test_a_fit_that_does_not_converge_is_reported():
-  read = all_set(Logistic, C=(100.0,), tol=1e-9, max_iter=300)
+  read = all_set(Logistic, C=(100.0,), tol=1e-9, max_iter=30, standardize=True)
   found = read(TRAIN, TEST)
   expected = reference(100.0).score(TEST.x, TEST.y)
   assert found['converged'] == 0.0

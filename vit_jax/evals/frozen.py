@@ -17,10 +17,11 @@ where labels are int [N] and train, test and val are Splits, equal on all hosts.
 
 import collections
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import subsets
@@ -52,7 +53,10 @@ class Frozen:
     readouts: {name: readout}, see the module docstring.
     features: name of an output of `model.features`, flattened to [B, D], or the
       mean over patches of one of a model that does not pool; or 'pixels', the
-      preprocessed images (a baseline without a model).
+      preprocessed images (a baseline without a model). Several are put
+      together.
+    statistics: of outputs with a vector for each token, such as block_7, these
+      statistics over the patches are taken. (): such outputs are flattened.
   """
 
   model: Any
@@ -61,7 +65,8 @@ class Frozen:
   mesh: jax.sharding.Mesh
   data: Mapping[str, Mapping[str, Data]]
   readouts: Mapping[str, Any]
-  features: str = 'pre_logits'
+  features: str | Sequence[str] = 'pre_logits'
+  statistics: Sequence[Literal['mean', 'max', 'std']] = ()
 
   def __post_init__(self) -> None:
     for name, splits in self.data.items():
@@ -80,17 +85,29 @@ class Frozen:
 
   def _extract(self, params, batch):
     x = self.preprocess(batch['image'])
-    if self.features != 'pixels':
-      out = self.model.apply({'params': params}, x, method='features')
-      if self.features not in out:
-        raise UserError(
-          f'features={self.features!r} must be one of {sorted(out)} (the '
-          "outputs of this model) or 'pixels'."
-        )
-      x = out[self.features]
-      if self.features in _ONE_PER_IMAGE and x.ndim > 2:
-        x = x.mean(axis=1)
-    return {'x': x.reshape(len(x), -1).astype('float32')}
+    out = {'pixels': x}
+    names = [self.features] if isinstance(self.features, str) else self.features
+    if [*names] != ['pixels']:
+      out |= self.model.apply({'params': params}, x, method='features')
+    if missing := [name for name in names if name not in out]:
+      raise UserError(
+        f'features={missing[0]!r} must be one of {sorted(out)} (the outputs of '
+        "this model, and 'pixels')."
+      )
+    found = [x for name in names for x in self._vectors(name, out)]
+    return {'x': jnp.concatenate(found, axis=1).astype('float32')}
+
+  def _vectors(self, name, out):
+    """Yield features [B, .] of an output."""
+    x = out[name]
+    if name in _ONE_PER_IMAGE and x.ndim > 2:
+      x = x.mean(axis=1)
+    if self.statistics and x.ndim == 3:
+      patches = x[:, -out['patches'].shape[1] :].astype('float32')
+      for statistic in self.statistics:
+        yield getattr(jnp, statistic)(patches, axis=1)
+    else:
+      yield x.reshape(len(x), -1)
 
   @property
   def metrics(self) -> Kinds:

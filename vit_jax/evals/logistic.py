@@ -34,11 +34,14 @@ class Logistic:
     max_iter: largest number of iterations of L-BFGS for each fit.
     tol: stop when no component of the gradient of the mean objective (divided
       by C n, for features divided by their root mean square) is larger.
+    standardize: whether each feature is divided by its standard deviation in
+      train, so that the penalty is the same for features of any scale.
   """
 
   C: Sequence[Positive] = (1.0,)
   max_iter: Count = 1000
   tol: Share = 1e-7
+  standardize: bool = False
 
   metrics: ClassVar[Kinds] = {
     'accuracy': ACCURACY,
@@ -81,14 +84,15 @@ class Logistic:
     # Centring changes nothing, because the bias is not penalised. A common
     # scale gives `tol` a meaning; the penalty takes it into account.
     mean, std = moments(train.x)
-    std = np.full(dim, np.sqrt(np.mean(std**2)))
+    scale = 1.0 if self.standardize else np.sqrt(np.mean(std**2))
+    std = std if self.standardize else np.full(dim, scale)
     x = (train.x - mean.astype('f4')) / std.astype('f4')
     classes, labels = np.unique(train.y, return_inverse=True)
     data = _chunks(x, labels.astype(np.int32), np.full(count, 1 / count, 'f4'))
     params = tuple(np.zeros((n, len(classes)), np.float32) for n in (dim, 1))
     found = []
     for C in strengths:
-      penalty = 1 / (C * count * std[0] ** 2)
+      penalty = 1 / (C * count * scale**2)
       params, converged = jax.device_get(
         _minimise(params, data, penalty, self.max_iter, self.tol)
       )
