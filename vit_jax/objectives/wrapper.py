@@ -1,20 +1,14 @@
 """Base classes of objectives that wrap another."""
 
 import dataclasses
+import operator
 from typing import Any
 
 import jax
 
 from vit_jax.durations import Timeline
 from vit_jax.step import Labelled, Objective, as_objective
-from vit_jax.types import (
-  Batch,
-  MakeObjective,
-  Outputs,
-  Params,
-  Preprocess,
-  UserError,
-)
+from vit_jax.types import MakeObjective, Outputs, Preprocess, UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,13 +25,6 @@ class Around(Objective):
     inner = self.objective(self.model, preprocess=self.preprocess)
     object.__setattr__(self, 'inner', as_objective(inner))
 
-  activation = property(lambda self: self.inner.activation)  # type: ignore
-  kinds = property(lambda self: self.inner.kinds)  # type: ignore
-  teachers = property(lambda self: self.inner.teachers)  # type: ignore
-  terms = property(lambda self: self.inner.terms)  # type: ignore
-  whole_batch = property(lambda self: self.inner.whole_batch)  # type: ignore
-  ema_weight = property(lambda self: self.inner.ema_weight)  # type: ignore
-
   def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
     return self.inner(*args, **kwargs)
 
@@ -48,19 +35,12 @@ class Around(Objective):
     # The copy makes its `inner` again, so `objective` now returns this one.
     return dataclasses.replace(self, objective=lambda *_, **__: inner)
 
-  def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
-    return self.inner.init(rng, images)
 
-  def carried(self) -> Any:
-    return self.inner.carried()
-
-  def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
-    return self.inner.prepare(batch, rng)
-
-  def pictures(
-    self, params: Params, batch: Batch, rng: jax.Array
-  ) -> dict[str, jax.Array]:
-    return self.inner.pictures(params, batch, rng)
+for _name in (
+  *('activation', 'kinds', 'teachers', 'terms', 'whole_batch', 'ema_weight'),
+  *('init', 'carried', 'prepare', 'pictures'),
+):  # are those of `inner`, which the attributes of Objective would hide
+  setattr(Around, _name, property(operator.attrgetter(f'inner.{_name}')))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
