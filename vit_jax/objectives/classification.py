@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from vit_jax.models.vit import Classifier
 from vit_jax.objectives.encode import encode
@@ -101,18 +102,13 @@ class sigmoid_xent(CrossEntropy):
     return super().compare(logits, labels)
 
 
-def softmax_loss(logits: Array, targets: Array) -> jax.Array:
-  """Return the loss of each example: [B, K], [B, K] -> [B]."""
-  return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
-
-
 def sigmoid_loss(logits: Array, targets: Array) -> jax.Array:
   """Return the loss of each example, summed over classes: -> [B]."""
   on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
   return -jnp.sum(targets * on + (1 - targets) * off, axis=-1)
 
 
-LOSSES = {'softmax': softmax_loss, 'sigmoid': sigmoid_loss}
+LOSSES = {'softmax': optax.softmax_cross_entropy, 'sigmoid': sigmoid_loss}
 
 
 def soft_targets(

@@ -17,13 +17,10 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from vit_jax.durations import Timeline
-from vit_jax.objectives.classification import (
-  CrossEntropy,
-  softmax_loss,
-  softmax_xent,
-)
+from vit_jax.objectives.classification import CrossEntropy, softmax_xent
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.objectives.wrapper import Around
 from vit_jax.step import Labelled, OfFeatures, Seen
@@ -163,8 +160,8 @@ def teacher_loss(
 ) -> jax.Array:
   """Return the loss of each example: logits of student and teacher -> [B]."""
   if kind == 'hard':
-    classes = jnp.argmax(targets, axis=-1)
-    return softmax_loss(logits, jax.nn.one_hot(classes, targets.shape[-1]))
+    hard = jax.nn.one_hot(jnp.argmax(targets, axis=-1), targets.shape[-1])
+    return optax.softmax_cross_entropy(logits, hard)
   student = jax.nn.log_softmax(logits / temperature)
   teacher = jax.nn.log_softmax(targets / temperature)
   return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), -1)
