@@ -195,12 +195,9 @@ def in_host_memory(array: Any) -> bool:
 
 def put_batch(batch: PyTree, mesh: Mesh) -> Any:
   """Return global arrays [B, ...] on the mesh, from the rows of this host."""
-  sharding = batch_sharding(mesh)
   # On several hosts JAX takes this for an implicit transfer, which it is not.
   with jax.transfer_guard_host_to_device('allow'):
-    return jax.tree.map(
-      lambda x: jax.make_array_from_process_local_data(sharding, x), batch
-    )
+    return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
 
 
 def rules_for(mesh: Mesh) -> Rules:
