@@ -111,10 +111,9 @@ def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
 
   What the objective adds to the parameters stays as initialised.
   """
-  fresh = dict(state.params)
-  added = {k: fresh.pop(k) for k in ('objective',) if k in fresh}
-  params, report = fit(read(init_from), fresh, model, init_from)
-  params = {**params, **added}
+  fresh = {k: x for k, x in state.params.items() if k != 'objective'}
+  found, report = fit(read(init_from), fresh, model, init_from)
+  params = {**state.params, **found}
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   return dataclasses.replace(state, params=params, ema=ema), report
 
