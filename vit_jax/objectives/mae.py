@@ -143,13 +143,13 @@ class Mae(Objective):
     prefix = tokens.shape[1] - visible
     start = jnp.tile(jnp.arange(prefix), (len(rank), 1))
     sources = jnp.where(rank < visible, prefix + rank, -1)
-    found = self._decoder(images).apply(
-      {'params': params['objective']},
+    found = encode(
+      self._decoder(images),
+      params['objective'],
       tokens[:, None],
-      train=rng is not None,
-      rngs=None if rng is None else {'dropout': rng},
+      rng,
       patch_sources=jnp.concatenate([start, sources], axis=1),
-    )[:, prefix:]
+    )['logits'][:, prefix:]
     patches, mean, std = self.model.embedding.cut(images), 0.0, 1.0
     if self.normalize:
       mean = patches.mean(_PATCH, keepdims=True)
