@@ -87,7 +87,7 @@ class Representation(SplitEvaluator):
         return {'x': self._of_teacher(params, batch['image'])[0]}
 
       collect = Collector(measure, data=self.data, mesh=self.mesh)
-      self._near = _nearest(collect(self._load())['x'], self.k)
+      self._near = _nearest(collect(self.teacher.load(self.mesh))['x'], self.k)
     if not np.isfinite(x).all():
       return np.nan
     pairs = zip(_nearest(x, self.k), self._near)
@@ -95,10 +95,6 @@ class Representation(SplitEvaluator):
 
   def _of_teacher(self, params, images):
     return summarize(self.teacher.model, params, self.teacher.convert(images))
-
-  def _load(self):
-    """Return the teacher's parameters; they stay on the devices while used."""
-    return self.teacher.load(self.mesh)
 
   def pictures(self, params: Params) -> dict[str, list[list[np.ndarray]]]:
     """Return {title: rows of images}: patches in colours, nearest images.
@@ -114,7 +110,7 @@ class Representation(SplitEvaluator):
     images = self._images(index[:_PATCHES])
     maps = {'': jax.jit(self._summarize)(params, images)}
     if self.teacher:
-      other = jax.jit(self._of_teacher)(self._load(), images)
+      other = jax.jit(self._of_teacher)(self.teacher.load(self.mesh), images)
       maps = {'student ': maps[''], 'teacher ': other}
     columns, shares = [images], []
     found = {'An image and its nearest ones': near}
