@@ -63,7 +63,8 @@ class CrossEntropy(OfFeatures, Labelled):
     losses = LOSSES[self.activation](logits, targets)
     if self.class_weights is not None:
       true = soft_targets(labels, num_classes)
-      losses = losses * _weights(true, self.class_weights)
+      sums = (true * jnp.array([self.class_weights], jnp.float32)).sum(axis=-1)
+      losses = losses * (sums / jnp.maximum(true.sum(axis=-1), 1e-12))
     loss = jnp.mean(losses) / (num_classes if self.mean_over_classes else 1)
     classes = labels if labels.ndim == 1 else jnp.argmax(labels, axis=-1)
     hits = jnp.argmax(logits, axis=-1) == classes
@@ -119,9 +120,3 @@ def soft_targets(
   if jnp.issubdtype(labels.dtype, jnp.integer):
     labels = jax.nn.one_hot(labels, num_classes)
   return labels * (1 - label_smoothing) + label_smoothing / num_classes
-
-
-def _weights(targets, class_weights):
-  """Return the weight of each example, [B]."""
-  sums = (targets * jnp.array([class_weights], jnp.float32)).sum(axis=-1)
-  return sums / jnp.maximum(targets.sum(axis=-1), 1e-12)
