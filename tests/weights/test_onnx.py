@@ -56,7 +56,8 @@ def test_what_dinov2_is_without_a_config(tmp_path):
   assert weights.model.block.mlp.form == 'exact'
   assert weights.model.block.norm_eps == 1e-6
   assert 'assumed' in weights.notes[-1] and 'num_heads=2' in weights.notes[-1]
-  assert hf_towers._HEADS[384] == 6
+  heads = hf_towers.FAMILIES[0].heads
+  assert heads[384] == 6 and heads[4096] == 32  # of 128 in the 7B of DINOv3
   config = {'model_type': 'dinov2', 'num_attention_heads': 4}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   assert formats.read(tmp_path).model.num_heads == 4

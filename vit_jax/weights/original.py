@@ -53,7 +53,7 @@ _DINOV2 = Family(
   'mask_token',
   _DINO_KEYS,
   fields={'block.mlp': Gelu('exact'), 'pooling': ClassToken()},
-  heads=timm_vit.HEADS | {1280: 20, 1536: 24, 4096: 32},
+  heads=timm_vit.DINO_HEADS,
   unused='mask_token',
   rows=(('cls',),),
   posemb_resize='dinov2_offset',

@@ -19,7 +19,7 @@ from vit_jax.models.rotary import RotaryDino
 from vit_jax.types import UserError
 from vit_jax.weights import image_configs
 from vit_jax.weights.architecture import PLAIN
-from vit_jax.weights.families import hf_vit
+from vit_jax.weights.families import hf_vit, timm_vit
 from vit_jax.weights.families.hf_vit import NEW, OLD, UNUSED, family, layers
 from vit_jax.weights.keymap import Key, KeyMap, attention, conv, linear, norm
 
@@ -133,7 +133,6 @@ _SCALED = PLAIN | {
   'block.layerscale_init': 1.0,
   'pooling': ClassToken(),
 }
-_HEADS = {width: width // 64 for width in (384, 768, 1024, 1280, 1536, 4096)}
 _ROTARY = {'posemb': RotaryDino(), 'block.norm_eps': 1e-5}
 _CLIP_FIELDS = PLAIN | {
   'block.mlp': Gelu('quick'),
@@ -149,7 +148,7 @@ _DINOV2_FAMILY = family(
   _DINOV2,
   _SCALED,
   images=image_configs.IMAGENET,
-  heads=_HEADS,
+  heads=timm_vit.DINO_HEADS,
   unused=UNUSED + r'|classifier\..*',
   write=_write_dinov2,
 )
@@ -168,7 +167,7 @@ FAMILIES = (
     {k: x for k, x in _SCALED.items() if k != 'block.biases'} | _ROTARY,
     args={'rope_theta': (100.0,)},
     images=image_configs.IMAGENET,
-    heads=_HEADS,
+    heads=timm_vit.DINO_HEADS,
     write=_write_dinov3,
   ),
   dataclasses.replace(

@@ -162,7 +162,7 @@ FAMILIES = tuple(
     KeyMap(*args.get('mlp_keys', timm_vit.SPLIT), *_ROWS),
     fields=_FIELDS,
     configure=functools.partial(_configure, args),
-    heads=timm_vit.HEADS | {1280: 20, 1536: 24, 4096: 32},
+    heads=timm_vit.DINO_HEADS,
     unused=r'.*\.relative_position_index',
     posemb_resize=args.get('posemb_resize', 'bicubic_antialias'),
     write=_write,

@@ -71,6 +71,7 @@ _SPLIT = KeyMap(
 # Heads of timm's architectures of a width, which config.json leaves out.
 HEADS = {width: heads for width, _, _, heads in names.SIZES.values()}
 HEADS |= {256: 4, 320: 5, 640: 10, 832: 13, 896: 14}
+DINO_HEADS = HEADS | {1280: 20, 1536: 24, 4096: 32}  # and of EVA
 # Values of model_args that change the computation but not the arrays, and for
 # which our model is the same.
 ARGS = {
