@@ -164,7 +164,7 @@ def train(
   if dry_run:
     if others := data.name_left_out():
       terminal.say(others)
-    compiled.report(ready.model, ready.step, ready.shapes, mesh, total_steps)
+    compiled.report(ready, mesh)
     return None
 
   with (

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from vit_jax.config import Partial
 from vit_jax.io import terminal
 from vit_jax.parallel import sharding
-from vit_jax.types import Model, PyTree, UserError
+from vit_jax.types import PyTree, UserError
 
 GIB = 2**30
 _EVERY_S = 30.0
@@ -74,21 +74,19 @@ def batch_shapes(
   return {k: make((batch_size, *x.shape), x.dtype) for k, x in example.items()}
 
 
-def report(
-  model: Model, step_fn: Any, shapes: dict[str, Any], mesh: Mesh, steps: int
-) -> None:
-  """Compile the train step and print what would be trained in these steps."""
-  state, batch, teachers = shapes.values()
-  parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
-  terminal.say(f'{parameters:,} parameters; compiling the train step ...')
+def report(ready: Any, mesh: Mesh) -> None:
+  """Compile the train step of a Setup, and print what would be trained."""
+  state, batch, teachers = ready.shapes.values()
+  parameters = f'{ready.num_params:,} parameters'
+  terminal.say(f'{parameters}; compiling the train step ...')
   with jax.set_mesh(mesh), waiting():
-    memory = step_fn.lower(**shapes).compile().memory_analysis()
+    memory = ready.step.lower(**ready.shapes).compile().memory_analysis()
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   rows = [
-    ('model', f'{type(model).__name__}, {parameters:,} parameters'),
-    ('classes', str(model.num_classes)),
+    ('model', f'{type(ready.model).__name__}, {parameters}'),
+    ('classes', str(ready.model.num_classes)),
     ('batch of images', 'x'.join(map(str, batch['image'].shape))),
-    ('steps', f'{steps:,}'),
+    ('steps', f'{ready.total_steps:,}'),
     ('mesh', f'{axes} ({mesh.devices.flat[0].device_kind})'),
   ]
   sizes = [('state', gib_on_a_device(state))]
