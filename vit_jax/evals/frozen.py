@@ -57,6 +57,7 @@ class Frozen:
       together.
     statistics: of outputs with a vector for each token, such as block_7, these
       statistics over the patches are taken. (): such outputs are flattened.
+    flip: whether to average the features of an image and its mirror image.
   """
 
   model: Any
@@ -67,6 +68,7 @@ class Frozen:
   readouts: Mapping[str, Any]
   features: str | Sequence[str] = 'pre_logits'
   statistics: Sequence[Literal['mean', 'max', 'std']] = ()
+  flip: bool = False
 
   def __post_init__(self) -> None:
     for name, splits in self.data.items():
@@ -84,7 +86,14 @@ class Frozen:
     }
 
   def _extract(self, params, batch):
-    x = self.preprocess(batch['image'])
+    images = self.preprocess(batch['image'])
+    found = self._features(params, images)
+    if self.flip:
+      found = (found + self._features(params, images[:, :, ::-1])) / 2
+    return {'x': found}
+
+  def _features(self, params, x):
+    """Return features [B, D] of images."""
     out = {'pixels': x}
     names = [self.features] if isinstance(self.features, str) else self.features
     if [*names] != ['pixels']:
@@ -95,7 +104,7 @@ class Frozen:
         "this model, and 'pixels')."
       )
     found = [x for name in names for x in self._vectors(name, out)]
-    return {'x': jnp.concatenate(found, axis=1).astype('float32')}
+    return jnp.concatenate(found, axis=1).astype('float32')
 
   def _vectors(self, name, out):
     """Yield features [B, .] of an output."""

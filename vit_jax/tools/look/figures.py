@@ -140,10 +140,10 @@ def similarity(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   cosines = [principal.similarity(look['patches']) for look in looks]
   places = np.stack([principal.representatives(x, 4) for x in cosines])
   maps = np.stack([x[tuple(at.T)] for x, at in zip(cosines, places)])
-  colors = np.uint8(255 * colormaps['viridis'](maps)[..., :3])  # clips at 0
+  colors = 255 * colormaps['viridis'](maps)[..., :3]  # clips at 0
   colors[*np.ogrid[: len(looks), :4], *np.moveaxis(places, 2, 0)] = 255, 0, 0
   title = 'image, similarity of the red patch to all patches (cosine, 0 to 1)'
-  _sheet(weights, path, looks, colors, title)
+  _sheet(weights, path, looks, np.uint8(colors), title)
   _write(path, similarity=maps, places=places, paths=_paths(looks))
 
 
