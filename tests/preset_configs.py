@@ -75,7 +75,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     mean_colour,steps=6,tiny
   """,
   'photographs': 'default seeds=1 tiny',
-  'photographs_trained': 'default tuned tuned,few,seeds=1 tiny tuned,tiny',
+  'photographs_trained': 'default seeds=1 tiny',
   'pretrain_augreg': """
     imagenet,B/16 imagenet,Ti/16,light2 imagenet,S/16,folder
     imagenet,B/32,strong2,reg=0,faults imagenet,R+Ti/16,light2

