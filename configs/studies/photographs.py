@@ -158,9 +158,9 @@ def finish(args, config, steps, seed):
   return config
 
 
-def readouts(args, transforms, seed, readout=LOGISTIC, **fields):
-  """Return the evaluator of a readout of all and of some cells of each kind."""
-  found = by_shots(args, seed, readout)
+def readouts(args, transforms, seed, **fields):
+  """Return the evaluator of logistic regression on some cells of each kind."""
+  found = by_shots(args, seed, LOGISTIC)
   return common.frozen(cells(args, transforms, seed), found, **fields)
 
 

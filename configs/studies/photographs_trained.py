@@ -80,16 +80,13 @@ def reports(args):
   for metric, title in photographs.METRICS.items():
     cells = []
     for row, (name, path) in rows.items():
+      if metric != 'accuracy' and '{metric}' not in path:
+        continue
       for shots, (column, count, _) in photographs.shown(args).items():
-        names = {'shots': shots, 'count': count, 'metric': metric}
-        cell = {
-          'row': row,
-          'column': column,
-          'runs': rf'{name}_seed(?P<seed>\d+)',
-          'metric': path.format(**names),
-        }
-        if 'None' not in cell['metric'] and (
-          metric == 'accuracy' or '{metric}' in path
-        ):
-          cells.append(cell)
+        if count or '{count}' not in path:
+          found = path.format(shots=shots, count=count, metric=metric)
+          of = rf'{name}_seed(?P<seed>\d+)'
+          cells.append(
+            {'row': row, 'column': column, 'runs': of, 'metric': found}
+          )
     yield common.table(cells, title=title, name=metric)

@@ -198,10 +198,10 @@ class Few:
     self.readout.check({**labels, 'train': few})
 
   def __call__(
-    self, train: Split, test: Split, **val: Split
+    self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
     """Return the metrics of the readout."""
-    return self.readout(train[self._rows(train.y)], test, **val)
+    return self.readout(train[self._rows(train.y)], test, val)
 
   def _rows(self, labels):
     return np.sort(subsets.few(labels, self.per_class, self.seed))
