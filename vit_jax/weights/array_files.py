@@ -1,7 +1,7 @@
 """Files of arrays: .npz, safetensors and ONNX, local or remote.
 
 Nothing that is read can execute code. The format is determined from the content
-of a file, not from its name. Floats of every width are returned as float32.
+of a file, not from its name. Floats of 16 to 64 bits are returned as float32.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ import pathlib
 import re
 import sys
 import urllib.parse
-import zipfile
 from typing import Any
 
 import fsspec
@@ -27,7 +26,6 @@ from vit_jax.weights import onnx_files
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
 _SHARD = r'[^/\\:]+(?<!\.json)'  # not another index, not in another folder
-_FLOAT8 = {'F8_E4M3': 'float8_e4m3fn', 'F8_E5M2': 'float8_e5m2'}
 _PICKLE = (
   'It is a pickle (torch.save writes them as .pth, .pt and .bin), which can '
   'execute any code. In PyTorch, save the weights by safetensors.torch.'
@@ -85,33 +83,26 @@ def _shards(path):
 
 def _npz(path, values):
   """Yield (name, array)."""
-  with zipfile.ZipFile(path) as file:
-    members = file.infolist()
-    if any(x.filename.endswith('.pkl') for x in members):  # torch.save
+  with path.open('rb') as data, np.load(data, allow_pickle=False) as file:
+    if any(x.endswith('.pkl') for x in file):  # torch.save
       raise UserError(_PICKLE)
-    for member in [] if values else members:
-      with file.open(member) as stream:
-        np.lib.format.read_magic(stream)
-        shape, _, _ = np.lib.format.read_array_header_1_0(stream)
-      yield member.filename.removesuffix('.npy'), _blank(shape)
-  with np.load(path, allow_pickle=False) as file:
-    for name in file.files if values else ():
-      yield name, _float32(file[name])
+    for name in file:
+      if values:
+        yield name, _float32(file[name])
+      else:
+        with file.zip.open(f'{name}.npy') as stream:
+          np.lib.format.read_magic(stream)
+          shape, _, _ = np.lib.format.read_array_header_1_0(stream)
+        yield name, _blank(shape)
 
 
 def _safetensors(path, values):
-  raw: dict[str, Any] = {}
   with safetensors.safe_open(path, framework='np') as file:
     for name in file.keys():  # noqa: SIM118
-      shape, dtype = (x := file.get_slice(name)).get_shape(), x.get_dtype()
-      if not values:
-        yield name, _blank(shape)
-      elif dtype in _FLOAT8:  # numpy has no such numbers
-        raw = raw or dict(safetensors.deserialize(path.read_bytes()))
-        array = np.frombuffer(raw[name]['data'], _FLOAT8[dtype])
-        yield name, array.astype(np.float32).reshape(shape)
-      else:
+      if values:
         yield name, _float32(file.get_tensor(name))
+      else:
+        yield name, _blank(file.get_slice(name).get_shape())
 
 
 def _blank(shape):
