@@ -246,10 +246,6 @@ def test_per_layer():
     np.testing.assert_allclose(found[:, i], wanted, rtol=1e-6)
 
 
-def test_mistakes():
-  q, k = qk()
-  distances = attention.cell_distances((3, 3), (1, 1))
-  with pytest.raises(ValueError, match=r'\(2, 7, 3, 4\).*9 patches'):
-    mean_distance(q, k, distances=distances)
+def test_a_model_without_attention():
   with pytest.raises(ValueError, match='no attention'):
     attention.recorded({'block_0': {}})

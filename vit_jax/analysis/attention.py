@@ -164,11 +164,6 @@ def mean_distance(
   """
   patches = len(distances)
   first = q.shape[1] - patches
-  if first < 0:
-    raise UserError(
-      f'q has shape {q.shape}, with distances of {patches} patches. Call '
-      'cell_distances with the grid of these images.'
-    )
   # A softmax over patches alone scales their weights to sum to one, without a
   # division by zero.
   if added is not None:

@@ -19,20 +19,19 @@ def filters(kernel: Array, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   """
   kernel = np.asarray(kernel, np.float64)
   *shape, dim = kernel.shape
-  points = kernel.reshape(-1, dim).T
-  points = points - points.mean(axis=0, keepdims=True)
-  _, singular, rows = np.linalg.svd(points, full_matrices=False)
-  variances = singular**2
-  count = min(count, dim - 1, rows.shape[1])
-  rows = _turned(rows[:count])
-  shares = variances[:count] / max(variances.sum(), np.finfo(float).tiny)
-  return rows.reshape(-1, *shape).astype('float32'), shares.astype('float32')
+  rows, shares = _principal(kernel.reshape(-1, dim).T, min(count, dim - 1))
+  return rows.reshape(-1, *shape).astype(np.float32), shares
 
 
-def _turned(rows):
-  """Return rows [n, D] whose largest entries are positive."""
+def _principal(points, count):
+  """Return components [count, D] of points [n, D], and their fractions."""
+  # The triangle of a QR decomposition has the same components, in fewer rows.
+  triangle = np.linalg.qr(points - points.mean(axis=0), mode='r')
+  _, singular, rows = np.linalg.svd(triangle, full_matrices=False)
   largest = np.abs(rows).argmax(axis=1)[:, None]
-  return rows * np.sign(np.take_along_axis(rows, largest, axis=1))
+  rows *= np.sign(np.take_along_axis(rows, largest, axis=1))
+  shares = singular**2 / max((singular**2).sum(), 1e-30)
+  return rows[:count], shares[:count].astype(np.float32)
 
 
 def tiles(components: Array) -> np.ndarray:
@@ -60,11 +59,8 @@ def patch_components(
   """
   points = np.asarray(maps, np.float64)
   points = points - points.mean(axis=(0, 1, 2))
-  flat = points.reshape(-1, points.shape[-1])
-  variances, vectors = np.linalg.eigh(flat.T @ flat)
-  vectors = _turned(vectors.T[::-1][:count]).T
-  shares = variances[::-1][:count] / max(variances.sum(), 1e-30)
-  return (points @ vectors).astype(np.float32), shares.astype(np.float32)
+  rows, shares = _principal(points.reshape(-1, points.shape[-1]), count)
+  return (points @ rows.T).astype(np.float32), shares
 
 
 def colours(components: np.ndarray) -> np.ndarray:
