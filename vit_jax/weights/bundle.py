@@ -88,16 +88,12 @@ def _shapes(model, image_shape):
   scans = isinstance(model, Classifier) and hasattr(model, 'scan')
   if scans:  # one layer is traced instead of all of them
     model = model.clone(scan=True)
-  variables = jax.eval_shape(model.init, jax.random.key(0), images)
-  out = {}
-  for path, leaf in tree.flatten(variables['params']).items():
-    if scans and path.startswith('blocks/'):
-      leaf = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-      rest = path.removeprefix('blocks/')
-      out |= {f'block_{i}/{rest}': leaf for i in range(model.depth)}
-    else:
-      out[path] = leaf
-  return out
+
+  def init(images):
+    params = tree.flatten(model.init(jax.random.key(0), images)['params'])
+    return tree.unstack_blocks(params) if scans else params
+
+  return jax.eval_shape(init, images)
 
 
 def replace(model: Any, **fields: Any) -> Any:
