@@ -119,15 +119,9 @@ def in_batches(
   waiting = None
   while group := list(itertools.islice(loaded, size)):
     images = np.zeros((size, *shape), np.uint8)
-    for i, (path, image) in enumerate(group):
-      if isinstance(image, ValueError):
-        continue
-      if image.shape != shape:
-        raise UserError(
-          f'{path} has the shape {image.shape} after the transforms of the '
-          f'weights; the model takes {shape}.'
-        )
-      images[i] = image
+    for i, (_, image) in enumerate(group):
+      if not isinstance(image, ValueError):
+        images[i] = image
     out = forward(params, sharding.put_batch(images, mesh))
     if waiting:  # the device computes this batch while the last is yielded
       yield from _results(*waiting)

@@ -38,16 +38,14 @@ def read(
   options = {'name': name, 'image_size': config.get('image_size')} | options
   weights = family.read(FAMILIES, arrays, config, **options)
   labels = config.get('id2label') or {}
-  count = weights.model.num_classes or 0
-  class_names = [labels.get(str(i), f'LABEL_{i}') for i in range(count)]
-  if class_names == [f'LABEL_{i}' for i in range(count)]:  # the default
-    class_names = None
+  unnamed = [f'LABEL_{i}' for i in range(weights.model.num_classes or 0)]
+  class_names = [labels.get(str(i), x) for i, x in enumerate(unnamed)]
   problem = config.get('problem_type') == 'multi_label_classification'
   use = config.get('preprocessor_config')
   images = family.find(FAMILIES, arrays, name).images
   return dataclasses.replace(
     weights,
-    class_names=class_names,
+    class_names=None if class_names == unnamed else class_names,
     activation='sigmoid' if problem else 'softmax',
     origin=f'hf {name}'.strip(),
     **_use(use, images, weights.image_shape, weights.notes),
