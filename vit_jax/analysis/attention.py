@@ -79,7 +79,6 @@ def maps(
   `start`, [B or 1, R, N] such as Pooling.token_weights, are R mixtures of
   queries, whose weights sum to one. The identity gives `weights`.
   """
-  start = jnp.broadcast_to(start, (q.shape[0], *start.shape[1:]))
   return jnp.einsum('brq,bhqn->bhrn', start, weights(q, k, added))
 
 
@@ -105,19 +104,14 @@ def rollout(
     attended = jnp.einsum('brq,bqn->brn', out, weights(*layer).mean(axis=1))
     return (attended + out) / 2, None
 
+  start = jnp.eye(q.shape[2])[None] if start is None else start
+  start = jnp.broadcast_to(start, (q.shape[1], *start.shape[1:]))
   # From the last layer back: a few rows times a matrix cost less.
-  start = _start(q, start)
   return jax.lax.scan(layer_before, start, (q, k, added), reverse=True)[0]
 
 
-def _start(q, start=None):
-  """Return start [B, R, N], by default the identity."""
-  start = jnp.eye(q.shape[2])[None] if start is None else start
-  return jnp.broadcast_to(start, (q.shape[1], *start.shape[1:]))
-
-
 def rollout_of_heads(
-  q: Array, k: Array, added: Array | None = None, *, start: Array | None = None
+  q: Array, k: Array, added: Array | None = None, *, start: Array
 ) -> jax.Array:
   """Return rollouts from one head of one layer: float32 [B, L, h, R, N].
 
@@ -125,14 +119,15 @@ def rollout_of_heads(
   are rolled out with the mean over heads. So the mean over the heads of a layer
   is the `rollout` of the layers up to it. Arguments as of `rollout`.
   """
-  start = _start(q, start)
+  batch, tokens = q.shape[1:3]
+  identity = jnp.broadcast_to(jnp.eye(tokens), (batch, tokens, tokens))
 
   def next_layer(before, layer):
-    of_heads = (weights(*layer) + jnp.eye(q.shape[2])[None, None]) / 2
+    of_heads = (weights(*layer) + identity[:, None]) / 2
     found = jnp.einsum('brq,bhqn,bnm->bhrm', start, of_heads, before)
     return jnp.einsum('bqn,bnm->bqm', of_heads.mean(axis=1), before), found
 
-  _, found = jax.lax.scan(next_layer, _start(q), (q, k, added))
+  _, found = jax.lax.scan(next_layer, identity, (q, k, added))
   return jnp.swapaxes(found, 0, 1)
 
 

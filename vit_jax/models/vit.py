@@ -8,12 +8,9 @@ Shapes:
   h  attention heads            M  hidden width of the MLPs
   d  head dimension, D / h      L  layers, K classes
 
-VisionTransformer embeds patches, applies L Blocks and pools. Its parts: this
-file (patches, the loop over layers; resnet.py for hybrids), posemb.py (position
-embeddings), attention.py, dense.py (linear layers, MLP) and pooling.py (with
-the head). PatchEmbedding, Head, position embeddings and poolings are frozen
-dataclasses, which get the module that applies them as an argument and create
-their parameters in it.
+VisionTransformer embeds patches, applies L Blocks and pools. PatchEmbedding,
+Head, position embeddings and poolings are frozen dataclasses, which get the
+module that applies them as an argument and create their parameters in it.
 """
 
 import dataclasses
@@ -49,8 +46,6 @@ from vit_jax.types import (
   UserError,
 )
 
-# Rate in the last layer, which grows linearly from 0 in the first layer; or
-# the rates in the first and in the last layer.
 StochasticDepth = Rate | tuple[Rate, Rate]
 # Number of layers. More would be traced for hours, and are a typing mistake.
 Depth = Annotated[int, Expect(lambda n: 1 <= n <= 1000, 'between 1 and 1000')]

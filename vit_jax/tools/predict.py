@@ -15,7 +15,6 @@ at the end); 2 for wrong arguments.
 """
 
 import argparse
-import io
 import itertools
 import pathlib
 import re
@@ -31,7 +30,7 @@ import numpy as np
 from vit_jax import pretrained
 from vit_jax.data.sources import image_files
 from vit_jax.io import terminal
-from vit_jax.io.files import csv_line, write_atomically
+from vit_jax.io.files import csv_line, replacing
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.tools import arguments, parsers
@@ -174,9 +173,8 @@ def write_csv(rows: Iterable[Row]) -> None:
 
 def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
   """Write a dict of arrays as a compressed npz."""
-  file = io.BytesIO()
-  np.savez_compressed(file, **arrays)
-  write_atomically(path, file.getvalue())
+  with replacing(path) as partial, partial.open('wb') as file:
+    np.savez_compressed(file, **arrays)
 
 
 def write_parquet(path: PathLike, arrays: Mapping[str, np.ndarray]) -> None:
@@ -189,9 +187,8 @@ def write_parquet(path: PathLike, arrays: Mapping[str, np.ndarray]) -> None:
   for dim in arrays['features'].shape[:0:-1]:
     column = pyarrow.FixedSizeListArray.from_arrays(column, dim)
   table = pyarrow.table({'path': names, 'features': column})
-  file = io.BytesIO()
-  pyarrow.parquet.write_table(table, file)
-  write_atomically(path, file.getvalue())
+  with replacing(path) as partial:
+    pyarrow.parquet.write_table(table, str(partial))
 
 
 def readable(

@@ -24,7 +24,6 @@ from vit_jax.weights import bundle
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import KeyMap
 
-IMAGE_SIZE = 224  # if neither the file nor the user says
 _ROOT = 'resnet/root/conv/kernel'
 # Fields that arrays show, of models without later additions to the paper's.
 PLAIN = {
@@ -72,7 +71,7 @@ def convert(
     model = _infer(params, heads or {}, known, given)
   except KeyError as e:
     raise UserError(f'No model here has such arrays: there is no {e}.') from e
-  size = as_pair(image_size or IMAGE_SIZE)
+  size = as_pair(image_size or 224)
   if 'pos_embedding' in params:
     size = model.embedding.image_size(params['pos_embedding'].shape[1:3])
   elif isinstance(model, MlpMixer):

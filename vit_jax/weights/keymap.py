@@ -121,7 +121,7 @@ class KeyMap:
 
   def __init__(self, *keys: Key) -> None:
     self.keys = keys
-    self._rows = [(key, key.paths) for key in keys]
+    self._rows = [(k, i, x) for k in keys for i, x in enumerate(k.paths)]
 
   def having(self, names: Iterable[str]) -> 'KeyMap':
     """Return the map that writes these names rather than others."""
@@ -164,8 +164,7 @@ class KeyMap:
     parts: dict[str, dict[int, np.ndarray]] = {}
     kinds, unknown = {}, []
     for path, array in params.items():
-      rows = ((k, i, x) for k, ours in self._rows for i, x in enumerate(ours))
-      key, values, i = _find(rows, path)
+      key, values, i = _find(self._rows, path)
       if key is None:
         unknown.append(path)
       else:

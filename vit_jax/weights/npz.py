@@ -36,7 +36,7 @@ from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, UserError
-from vit_jax.weights import bundle, family
+from vit_jax.weights import family
 from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.family import Config, Family
@@ -200,21 +200,20 @@ def read(
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   """Return ({name: array}, {}) in the format of the paper's code.
 
-  The names are those of the published files, the only ones that timm reads.
+  The names are those of the published files, the only ones that timm reads. A
+  ViT has a table of positions, see `bundle.with_table`.
   """
-  model, params = weights.model, weights.params
+  model = weights.model
   if type(model) not in (VisionTransformer, ResNet, MlpMixer):
     raise UserError(f'It is a {type(model).__name__}.')
   keys = _KEYS
   if isinstance(model, MlpMixer):
     keys = _MIXER
-  elif isinstance(model, VisionTransformer):
-    params = bundle.with_table(weights).params
-  elif model.form == 'preact':
+  elif isinstance(model, ResNet) and model.form == 'preact':
     keys = _BIT
   arrays = {
     re.sub(r'resnet/(.*)/unit(\d)/', r'resnet/\1/unit0\2/', name): array
-    for name, array in keys.to_theirs(params).items()
+    for name, array in keys.to_theirs(weights.params).items()
   }
   family.check(weights, arrays, {}, read, ignored=_IN_JSON)
   return arrays, {}
