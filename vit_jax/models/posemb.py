@@ -97,14 +97,11 @@ class PositionEmbedding:
   def resize(
     self, name: str, table: Any, shape: Shape, method: str = 'paper'
   ) -> Any:
-    """Resize the parameter `name` of this embedding to another grid of patches.
+    """Return the parameter `name` for another grid of patches, or None.
 
-    Stacked layers have one more dimension in front. `method` is one of
-    resample.METHODS.
-
-    Returns:
-      Array of that shape, of NumPy or JAX as the table; None if the parameter
-      is not one of `grid_tables`, or differs in more than the grid.
+    None: it is not one of `grid_tables`, or `shape` differs in more than the
+    grid. The array is of NumPy or JAX as the table. Stacked layers have one
+    more dimension in front. `method` is one of resample.METHODS.
     """
     same = table.ndim == len(shape) and table.shape[-1] == shape[-1]
     if not name.startswith(self.grid_tables) or not same:

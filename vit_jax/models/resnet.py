@@ -250,8 +250,7 @@ class ResNet(vit.Classifier):
   Attributes:
     stages: units in each stage; (3, 4, 6, 3) is an R50.
     width_factor: the x1, x2, ... in the name.
-    head, num_classes, dtype: as in VisionTransformer.
-    remat: what to recompute of a unit, as in VisionTransformer.
+    head, num_classes, dtype, remat (of units): as in VisionTransformer.
     middle: class in place of the 3x3 convolutions, with the fields of StdConv.
     pool_padding: what the root of 'preact' pads with before max-pooling: 'zero'
       as in BiT's own code, or 'lowest', minus infinity, as in big_vision's.

@@ -21,10 +21,9 @@ def add_weights(
   parser: argparse.ArgumentParser, name: str = '--weights'
 ) -> None:
   """Add the arguments of `read`; `name` is the flag of the path."""
-  flag: dict[str, Any] = {'required': True, 'dest': 'weights'}
-  place = {} if name == 'weights' else flag
+  required: dict[str, Any] = {'required': True} if name[0] == '-' else {}
   add = parser.add_argument_group('weights').add_argument
-  add(name, metavar='WEIGHTS', help='workdir, file, folder or URL', **place)
+  add(name, metavar='WEIGHTS', help='workdir, file, folder or URL', **required)
   add(
     '--image_size',
     type=size,

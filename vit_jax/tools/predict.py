@@ -115,18 +115,17 @@ def in_batches(
   loaded = image_files.load(
     paths, weights.transforms, channels=shape[2], ahead=2 * size
   )
-  waiting = None
+  waiting: tuple[Any, Any] = (), {}
   while group := list(itertools.islice(loaded, size)):
     images = np.zeros((size, *shape), np.uint8)
     for i, (_, image) in enumerate(group):
       if not isinstance(image, ValueError):
         images[i] = image
     out = forward(params, sharding.put_batch(images, mesh))
-    if waiting:  # the device computes this batch while the last is yielded
-      yield from _results(*waiting)
-    waiting = group, out
-  if waiting:
+    # The device computes this batch while the last is yielded.
     yield from _results(*waiting)
+    waiting = group, out
+  yield from _results(*waiting)
 
 
 def _results(group, out):

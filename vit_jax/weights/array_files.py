@@ -132,9 +132,7 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
 
   A remote file is downloaded once, to $VIT_JAX_CACHE or ~/.cache/vit_jax. Files
   of one remote folder are in one local folder. An index of safetensors brings
-  its shards.
-
-  If there is no such file, returns None (`missing_ok`) or raises UserError.
+  its shards. No such file: returns None (`missing_ok`) or raises UserError.
   """
   url = os.fspath(path)
   folder, _, name = url.rpartition('/')

@@ -138,10 +138,10 @@ def _locate(path, step):
     path = array_files.from_hub(path)
   elif path.startswith('package:'):
     path = array_files.from_package(path)
-  if path.startswith(_WEB) or (path.endswith(_ENDINGS) and '://' in path):
+  if path.startswith(_WEB) or path.endswith(_ENDINGS):
     return None, path  # no folder has to be listed, which needs more packages
   folder, known = epath.Path(path), []
-  if folder.is_file() or path.endswith(_ENDINGS):
+  if folder.is_file():
     return None, path
   if folder.is_dir() and not (folder / 'checkpoints').exists():
     names = sorted(child.name for child in folder.iterdir())

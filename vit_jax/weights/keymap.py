@@ -65,13 +65,7 @@ _AXES = {'table': 1, 'layers1': 1}  # along which parts are joined, else 0
 
 
 class Key(NamedTuple):
-  """Row of a key map.
-
-  Attributes:
-    theirs: name in the file, with placeholders.
-    ours: our path, with the same placeholders; or several with '|'.
-    kind: one of KINDS.
-  """
+  """Row of a key map, see the docstring of this file."""
 
   theirs: str
   ours: str
@@ -200,9 +194,7 @@ class KeyMap:
     lines = tree.diff(found, self.to_theirs(blanks)).splitlines()
     if lines:
       lines[40:] = [f'and {len(lines) - 40} more'] if len(lines) > 40 else []
-      head = (
-        'The arrays are not those of one model. In the file (-), needed (+):'
-      )
+      head = 'The arrays do not fit one model. In the file (-), needed (+):'
       if any(re.match(f'- {HEAD}', line) for line in lines):
         lines.append('num_classes=N (tools: --set new_head=true) omits a head.')
       raise UserError('\n'.join([head, *lines]))

@@ -55,9 +55,7 @@ class InitFrom:
     posemb_resize: method that resizes position embeddings, see
       `resample.resize`. None: that of the model's `posemb`, which is 'paper'
       unless the family of the weights has another.
-    patch_resize: method that resizes patch kernels; None: they must fit.
-    adapt_channels: whether images may have another number of channels. Kernels
-      are summed to one channel, or repeated and scaled to more (as timm).
+    patch_resize, adapt_channels: see `resample.resize_parameter`.
     pooling: another pooling of the model of the weights, where a run uses that
       model, such as Mean(). Masked patch prediction does not pool. The weights
       say which tokens there are. None: as the weights say.
@@ -159,10 +157,8 @@ def adapt(
     loaded = (tree.stack_blocks if stacks else tree.unstack_blocks)(loaded)
     notes.append(f'  layers {"stacked" if stacks else "unstacked"}')
   loaded = _with_positions(loaded, fresh, notes)
-  reset = re.compile('(?!)')  # matches nothing
-  if init_from.head != 'keep':
-    mask = '' if MASK in loaded else f'|{MASK}'
-    reset = re.compile(init_from.head_rule + mask)
+  rule = init_from.head_rule + ('' if MASK in loaded else f'|{MASK}')
+  reset = re.compile('(?!)' if init_from.head == 'keep' else rule)
   out, unmatched = {}, {}
   for path, value in fresh.items():
     old = loaded.get(path)

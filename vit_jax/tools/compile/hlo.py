@@ -190,8 +190,6 @@ def parse(text: str) -> tuple[Module, str]:
   computations: Module = {}
   entry, current = '', {}
   for line in text.splitlines():
-    if line.startswith('HloModule'):
-      continue
     if header := _HEADER.match(line):
       current = computations.setdefault(header[2], {})
       entry = header[2] if header[1] else entry

@@ -118,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     {k: x for k, x in look.items() if i < counts.get(k, i + 1)}
     for i, look in enumerate(looks)
   ]
-  classes = arrays.classes([x['path'] for x in looks])
-  for look, name in zip(looks, classes or ()):
+  for look, name in zip(looks, arrays.classes([x['path'] for x in looks])):
     look['class'] = name
   fewer = {
     'maps': ('--num_maps', looks[: args.num_maps]),

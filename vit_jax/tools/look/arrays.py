@@ -172,7 +172,7 @@ def sample(items: Sequence[Any], count: int) -> list[Any]:
   return [items[i] for i in at.astype(int)]
 
 
-def classes(paths: Sequence[str]) -> list[str] | None:
-  """Return the folder of each path, or None if it is the same for all."""
+def classes(paths: Sequence[str]) -> list[str]:
+  """Return the folder of each path, or [] if it is the same for all."""
   found = [pathlib.PurePath(path).parent.name for path in paths]
-  return found if len(set(found)) > 1 else None
+  return found if len(set(found)) > 1 else []

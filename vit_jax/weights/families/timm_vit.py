@@ -9,7 +9,6 @@ has an architecture that implies them.
 
 import dataclasses
 import math
-import types
 from typing import Any
 
 import numpy as np
@@ -227,11 +226,9 @@ VIT = Family(
 )
 
 
-def _like(
-  pattern: str, fields: Config = types.MappingProxyType({}), **changes: Any
-) -> Family:
+def _like(pattern: str, fields: Config | None = None, **changes: Any) -> Family:
   """Return VIT for other architectures, which is only read."""
-  fields = {**VIT.fields, **fields}
+  fields = {**VIT.fields, **(fields or {})}
   return dataclasses.replace(
     VIT, pattern=pattern, write=None, fields=fields, **changes
   )
