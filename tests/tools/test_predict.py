@@ -56,13 +56,16 @@ def test_unreadable_images(weights, paths, expected, bad):
   np.testing.assert_allclose(results[10]['probabilities'], wanted, atol=1e-6)
 
 
-def test_errors(model, make_weights, weights):
+def test_errors(model, make_weights, weights, paths):
   headless = make_weights(model.clone(num_classes=None))
   with pytest.raises(ValueError, match=r'no head.*--features'):
     predict(headless, ['none.png'])
   for layer, known in (('block_7', 'block_0'), ('map_2', 'tokens')):
     with pytest.raises(ValueError, match=f"'{layer}'; there are .*{known}"):
       predict(weights, ['none.png'], layer=layer)
+  other = dataclasses.replace(weights, transforms=weights.transforms[:1])
+  with pytest.raises(ValueError, match=r'00\.png.*\(40, 50, 3\).*\(32, 48, 3'):
+    list(predict(other, paths))
 
 
 def test_images_have_the_channels_of_the_model(make_weights, model, paths):

@@ -90,6 +90,17 @@ def test_other_floats_come_as_float32(tmp_path, name, dtype):
   np.testing.assert_array_equal(found, exact)
 
 
+@pytest.mark.parametrize('dtype', ['float8_e4m3fn', 'float8_e5m2'])
+def test_floats_of_8_bits(dtype, tmp_path):
+  exact, path = np.array([[1.5, -0.25, 3]], np.float32), tmp_path / 'x'
+  name = f'F{dtype[5:].upper().removesuffix("FN")}'  # F8_E4M3
+  about = {'dtype': name, 'shape': [1, 3], 'data_offsets': [0, 3]}
+  header = json.dumps({'x': about}).encode()
+  raw = struct.pack('<Q', len(header)) + header + exact.astype(dtype).tobytes()
+  path.write_bytes(raw)
+  assert same(array_files.read(path), {'x': exact})
+
+
 def test_shards(tmp_path):
   parts = {'a.safetensors': ['scalar', 'step'], 'b.safetensors': ['a/b/kernel']}
   index = {}

@@ -111,7 +111,7 @@ def rollout(
 
 
 def rollout_of_heads(
-  q: Array, k: Array, added: Array | None = None, *, start: Array
+  q: Array, k: Array, added: Array | None = None, *, start: Array | None = None
 ) -> jax.Array:
   """Return rollouts from one head of one layer: float32 [B, L, h, R, N].
 
@@ -121,6 +121,7 @@ def rollout_of_heads(
   """
   batch, tokens = q.shape[1:3]
   identity = jnp.broadcast_to(jnp.eye(tokens), (batch, tokens, tokens))
+  start = identity if start is None else start
 
   def next_layer(before, layer):
     of_heads = (weights(*layer) + identity[:, None]) / 2

@@ -118,9 +118,15 @@ def in_batches(
   waiting: tuple[Any, Any] = (), {}
   while group := list(itertools.islice(loaded, size)):
     images = np.zeros((size, *shape), np.uint8)
-    for i, (_, image) in enumerate(group):
-      if not isinstance(image, ValueError):
-        images[i] = image
+    for i, (path, image) in enumerate(group):
+      if isinstance(image, ValueError):
+        continue
+      if image.shape != shape:
+        raise UserError(
+          f'{path} has the shape {image.shape} after the transforms of the '
+          f'weights; the model takes {shape}.'
+        )
+      images[i] = image
     out = forward(params, sharding.put_batch(images, mesh))
     # The device computes this batch while the last is yielded.
     yield from _results(*waiting)

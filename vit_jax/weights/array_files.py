@@ -1,7 +1,7 @@
 """Files of arrays: .npz, safetensors and ONNX, local or remote.
 
 Nothing that is read can execute code. The format is determined from the content
-of a file, not from its name. Floats of 16 to 64 bits are returned as float32.
+of a file, not from its name. Floats of every width are returned as float32.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from vit_jax.weights import onnx_files
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
 _SHARD = r'[^/\\:]+(?<!\.json)'  # not another index, not in another folder
+_FLOAT8 = {'F8_E4M3': 'float8_e4m3fn', 'F8_E5M2': 'float8_e5m2'}
 _PICKLE = (
   'It is a pickle (torch.save writes them as .pth, .pt and .bin), which can '
   'execute any code. In PyTorch, save the weights by safetensors.torch.'
@@ -97,12 +98,18 @@ def _npz(path, values):
 
 
 def _safetensors(path, values):
+  raw: dict[str, Any] = {}
   with safetensors.safe_open(path, framework='np') as file:
     for name in file.keys():  # noqa: SIM118
-      if values:
-        yield name, _float32(file.get_tensor(name))
+      shape, dtype = (x := file.get_slice(name)).get_shape(), x.get_dtype()
+      if not values:
+        yield name, _blank(shape)
+      elif dtype in _FLOAT8:  # numpy has no such numbers
+        raw = raw or dict(safetensors.deserialize(path.read_bytes()))
+        array = np.frombuffer(raw[name]['data'], _FLOAT8[dtype])
+        yield name, array.astype(np.float32).reshape(shape)
       else:
-        yield name, _blank(file.get_slice(name).get_shape())
+        yield name, _float32(file.get_tensor(name))
 
 
 def _blank(shape):
