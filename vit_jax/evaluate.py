@@ -101,8 +101,7 @@ def evaluate(
     class_names=class_names,
     abstract_params=abstract_params,
   )
-  rules = sharding_lib.rules_for(mesh) if sharding is None else sharding
-  shardings = sharding_lib.infer(abstract_params, rules, mesh)
+  shardings = sharding_lib.infer(abstract_params, sharding, mesh)
   if dry_run:
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}

@@ -112,10 +112,6 @@ class Setup:
   def num_params(self) -> int:
     return sum(x.size for x in jax.tree.leaves(self.state.params))
 
-  def load_teachers(self, mesh: Any, rules: Rules | None) -> dict[str, Params]:
-    teachers = self.objective.teachers.items()
-    return {name: x.load(mesh, rules) for name, x in teachers}
-
   def flops_per_step(self) -> float:
     """Return the operations of a step, on all devices."""
     if 'objective' in self.state.params:  # more than one pass over each image
@@ -233,8 +229,8 @@ def make_step(
 
   They are rng -> TrainState; ShapeDtypeStructs with shardings; and the jitted
   step. `make_tx` makes the optax transformation for parameters, which does not
-  train those of the path rules `freeze`; rules of None are
-  `sharding.rules_for(mesh)`; other options are those of `train_step`.
+  train those of the path rules `freeze`; rules are those of `sharding.infer`;
+  other options are those of `train_step`.
   """
   ema_weight = as_objective(loss_fn).ema_weight or ema_weight
   init = functools.partial(
@@ -246,7 +242,6 @@ def make_step(
     loss_fn=loss_fn,
   )
   abstract_state = jax.eval_shape(init, jax.random.key(0))
-  rules = sharding.rules_for(mesh) if rules is None else rules
   shardings = sharding.infer(abstract_state, rules, mesh)
   step_fn = functools.partial(
     train_step,

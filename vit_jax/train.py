@@ -29,7 +29,7 @@ from vit_jax.parallel.sharding import (
   this_process,
 )
 from vit_jax.probes import Probe
-from vit_jax.reports import confusion, page, sheets
+from vit_jax.reports import attention_figures, confusion, page
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.monitor import Logging, Monitor, Stopwatch, check_finite
@@ -185,7 +185,8 @@ def train(
         state, origin = surgery.load_into(state, ready.described, init_from)
     start = int(state.step)
     check_finite(state, start, mesh)
-    teachers = ready.load_teachers(mesh, sharding)
+    frozen = ready.objective.teachers
+    teachers = {name: x.load(mesh, sharding) for name, x in frozen.items()}
     workdirs.record_start(workdir, basis, changed, start)
     if choices:
       workdirs.write(workdir, 'attention.json', choices)
@@ -314,4 +315,4 @@ def _draw(workdir, objective, evaluators, state, batch, mesh):
     for evaluator in evaluators.values():
       if pictures := getattr(evaluator, 'pictures', None):
         drawn |= pictures(state.eval_params)
-  sheets.write_all(workdir, drawn)
+  attention_figures.write_sheets(workdir, drawn)

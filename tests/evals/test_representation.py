@@ -15,7 +15,7 @@ from vit_jax.evals.representation import Representation, describe
 from vit_jax.models import pooling, resnet
 from vit_jax.models.dense import Normalize
 from vit_jax.parallel import sharding
-from vit_jax.reports import sheets
+from vit_jax.reports import attention_figures
 
 RNG = np.random.default_rng(0)
 MODEL = tiny.vit(width=8, mlp_dim=8, num_heads=1, num_classes=0)
@@ -99,7 +99,7 @@ def test_pictures(params, tmp_path):
   for i, row in enumerate(near):  # itself first, then six others
     np.testing.assert_array_equal(row[0], SOURCE[i]['image'])
     assert len({x.tobytes() for x in row}) == 7
-  sheets.write_all(tmp_path, found)
+  attention_figures.write_sheets(tmp_path, found)
   names = sorted(x.name for x in tmp_path.iterdir())
   assert names == [
     'sheet-1-pca-of-patches.png',

@@ -312,18 +312,16 @@ class _Plan:
       return None
     if key.endswith('dtype') and annotation == Any | None:  # as optax has it
       annotation = Dtype | None
-    fields, is_needed = annotation, False
-    if parameter:
-      is_needed = is_required(parameter)
-      has_target = is_dict(value) and 'target' in value
-      if dataclasses.is_dataclass(type(parameter.default)) and not has_target:
-        fields = type(parameter.default)
+    fields, kind = annotation, type(getattr(parameter, 'default', None))
+    has_target = is_dict(value) and 'target' in value
+    if dataclasses.is_dataclass(kind) and not has_target:
+      fields = kind
     planned = self.value(value, fields, path)
     # A required argument that is None is reported with its flag, by check_set.
-    to_be_set = value is None and is_needed
-    checked = not to_be_set and not has_calls(planned)
-    reason = misfit(planned, annotation) if checked else ''
-    if reason:
+    to_be_set = value is None and parameter and is_required(parameter)
+    if to_be_set or has_calls(planned):
+      return planned
+    if reason := misfit(planned, annotation):
       value = getattr(planned, 'value', planned)  # of a Duration
       shown = repr(value) if len(repr(value)) < 100 else f'{value!r:.97}...'
       self.problems.append(f'{path}={shown}: {reason}.')

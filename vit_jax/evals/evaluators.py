@@ -8,7 +8,7 @@ arguments of its config. Optional attributes of an evaluator:
   metrics                 {name: types.Kind} of results; 'NAME/': all below it
   class_names             of the data; the model must have the same
   predictions             classification.Predictions, for reports/confusion.py
-  pictures(params)        {title: rows of images}, see reports/sheets.py
+  pictures(params)        {title: rows of images}, see attention_figures.sheet
 """
 
 import math

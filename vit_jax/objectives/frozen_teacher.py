@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from vit_jax import tree
 from vit_jax.data import transforms
 from vit_jax.models.vit import as_pair
-from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
+from vit_jax.parallel.sharding import Rules, annotate, infer
 from vit_jax.types import (
   MACHINE,
   Array,
@@ -72,11 +72,10 @@ class FrozenModel:
   def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> PyTree:
     """Return ShapeDtypeStructs of the parameters, with shardings.
 
-    `rules` are for paths that begin with 'teacher/'; None: `rules_for(mesh)`.
+    `rules` are for paths that begin with 'teacher/', see `sharding.infer`.
     """
     params = jax.eval_shape(self.model.init, jax.random.key(0), self.images)
     shapes = {'teacher': params['params']}
-    rules = rules_for(mesh) if rules is None else rules
     return annotate(shapes, infer(shapes, rules, mesh))['teacher']
 
   def load(self, mesh: Mesh, rules: Rules | None = None) -> Params:
@@ -150,7 +149,5 @@ class FrozenTeacher(FrozenModel):
       )
     if x.shape != shape:
       method = transforms.antialiased(self.weights.transforms)
-      x = jax.image.resize(
-        x, shape, {'lanczos': 'lanczos3'}.get(method, method)
-      )
+      x = jax.image.resize(x, shape, method.replace('lanczos', 'lanczos3'))
     return x

@@ -101,8 +101,12 @@ def _check_hosts(devices, axis_names):
     )
 
 
-def infer(abstract_tree: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
-  """Return the NamedSharding of each leaf, by its first rule or replicated."""
+def infer(abstract_tree: PyTree, rules: Rules | None, mesh: Mesh) -> PyTree:
+  """Return the NamedSharding of each leaf, by its first rule or replicated.
+
+  Rules of None are `rules_for(mesh)`.
+  """
+  rules = rules_for(mesh) if rules is None else rules
 
   def of_leaf(path, leaf):
     spec = PartitionSpec(*_find_spec(rules, path, leaf.shape, mesh))

@@ -1,12 +1,14 @@
 """Figures of attention: maps, rollout next to the image, distance by depth."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
 
 from vit_jax.reports import pictures
+from vit_jax.types import PathLike
 
 STYLES = ('mask', 'heat')
 
@@ -95,6 +97,16 @@ def sheet(
     text = pictures.shorten(name, limit)
     axes.set_title(text, fontsize=7, pad=2, parse_math=False)
   pictures.save(made, path, dpi=max(150, min(400, height / tall)))
+
+
+def write_sheets(
+  workdir: PathLike, sheets: Mapping[str, Sequence[Sequence[np.ndarray]]]
+) -> None:
+  """Draw each {title: rows of `sheet`} as WORKDIR/sheet-NUMBER-TITLE.png."""
+  for number, (title, rows) in enumerate(sheets.items(), 1):
+    name = re.sub(r'\W+', '-', title.partition(' (')[0].lower())
+    path = epath.Path(workdir) / f'sheet-{number}-{name}.png'
+    sheet(rows, path, title=title)
 
 
 def distance(values: np.ndarray, path: epath.Path, *, uniform: float) -> None:
