@@ -336,7 +336,7 @@ class _Plan:
       x.startswith(f'{call.where}.') for x in self.problems
     ):
       return
-    if missing := missing_of(call.fn, call.kwargs, supplied=hidden):
+    if missing := missing_of(call.fn, {*call.kwargs, *hidden}):
       hints, where = hints_of(call.fn), f'{call.where}: ' if call.where else ''
       keys = [k for name in missing for k in keys_of(name, hints.get(name))]
       self.problems.append(
@@ -397,9 +397,7 @@ def is_required(parameter: inspect.Parameter) -> bool:
   return parameter.default is parameter.empty
 
 
-def missing_of(
-  fn: Any, given: Any, num_args: int = 0, supplied: Sequence[str] = ()
-) -> list[str]:
+def missing_of(fn: Any, given: Any, num_args: int = 0) -> list[str]:
   """Return the names of required parameters of fn that are not given."""
   parameters = list(parameters_of(fn).values())[num_args:]
   return [
@@ -408,7 +406,6 @@ def missing_of(
     if is_required(p)
     and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     and p.name not in given
-    and p.name not in supplied
   ]
 
 

@@ -14,7 +14,7 @@ has a = -0.75 without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -39,7 +39,12 @@ Bounds = Annotated[tuple[Share, Share], ORDERED]
 Image = np.ndarray | images.Encoded
 Transform = Callable[[Any, np.random.Generator], Any]
 
-Sides = Size | Positive
+if TYPE_CHECKING:
+  Sides = Size  # of a transform in use
+  ShortSide = Side
+else:
+  Sides = Size | Positive
+  ShortSide = Side | Positive
 
 
 def apply(
@@ -164,7 +169,7 @@ class ResizeSmall(_Crop):
   The larger side is rounded to whole pixels, 'down' as by torchvision.
   """
 
-  size: Side | Positive
+  size: ShortSide
   interpolation: Interpolation = 'area'
   antialias: bool = False
   rounding: Literal['nearest', 'down'] = 'nearest'

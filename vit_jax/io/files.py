@@ -39,11 +39,9 @@ def replacing(path: PathLike) -> Iterator[epath.Path]:
 
 def write_atomically(path: PathLike, content: str | bytes) -> None:
   """Write text or bytes so that the file appears whole; see `replacing`."""
+  data = content.encode() if isinstance(content, str) else content
   with replacing(path) as partial:
-    if isinstance(content, bytes):
-      partial.write_bytes(content)
-    else:
-      partial.write_text(content)
+    partial.write_bytes(data)
 
 
 def csv_line(row: Iterable[Any]) -> str:

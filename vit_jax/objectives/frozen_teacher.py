@@ -52,15 +52,6 @@ class FrozenModel:
     """Return the parameters of the weights, {path: array}."""
     raise NotImplementedError
 
-  def fitted(self, shapes: FlatParams) -> FlatParams:
-    """Return the parameters for a model with these shapes."""
-    found, _ = surgery.adapt(self.read(), shapes, self.model, self.init_from)
-    # A new mask vector or head has no part in features.
-    return {
-      k: x if isinstance(x, np.ndarray) else np.zeros(x.shape, x.dtype)
-      for k, x in found.items()
-    }
-
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
     found = hashlib.sha256()
@@ -80,15 +71,16 @@ class FrozenModel:
 
   def load(self, mesh: Mesh, rules: Rules | None = None) -> Params:
     """Return the parameters, sharded like `abstract_params`."""
-    shapes = self.abstract_params(mesh, rules)
-
-    def place(array, like):
-      return jax.make_array_from_callback(
-        like.shape, like.sharding, lambda index: np.asarray(array)[index]
-      )
-
-    params = tree.unflatten(self.fitted(tree.flatten(shapes)))
-    return jax.tree.map(place, params, shapes)
+    shapes, model = self.abstract_params(mesh, rules), self.model
+    flat = tree.flatten(shapes)
+    found, _ = surgery.adapt(self.read(), flat, model, self.init_from)
+    # A new mask vector or head has no part in features.
+    arrays = {
+      k: x if isinstance(x, np.ndarray) else np.zeros(x.shape, x.dtype)
+      for k, x in found.items()
+    }
+    shardings = jax.tree.map(lambda x: x.sharding, shapes)
+    return jax.device_put(tree.unflatten(arrays), shardings)
 
 
 @dataclasses.dataclass(eq=False)  # runs never share what an old file said

@@ -1,8 +1,8 @@
 """Placement of arrays: a mesh, path rules, and batches laid over it.
 
 The model and the train step do not depend on this file (a model only knows
-which mesh axes split the batch, meshes.py). Three mesh axes are enough
-for all recipes here, and `rules_for` picks the recipe from their sizes:
+which mesh axes split the batch, meshes.py). `rules_for` picks the recipe from
+the sizes of three mesh axes:
 
   data   parameters are replicated, batches are split (the default)
   fsdp   parameters, their EMA, optimizer state and batches are split

@@ -169,17 +169,13 @@ def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
   write(workdir, 'environment.json', environment)
 
 
-def record_model(
-  workdir: PathLike, *, class_names: Sequence[str] | None, **facts: Any
-) -> None:
+def record_model(workdir: PathLike, **facts: Any) -> None:
   """Write model.json.
 
-  The other facts are as in `weights.bundle.Weights`: model, preprocess,
-  transforms (None: not known), image_shape and activation.
+  The facts are as in `weights.bundle.Weights`: model, preprocess, transforms
+  (None: not known), image_shape, class_names and activation.
   """
-  names = None if class_names is None else list(class_names)
-  content = facts | {'class_names': names}
-  write(workdir, 'model.json', config.describe(content))
+  write(workdir, 'model.json', config.describe(facts))
 
 
 def description(path: PathLike) -> dict[str, Any]:
@@ -254,20 +250,12 @@ def basis_of(
     for each in entries
     if not each.marks & {HARMLESS, MACHINE}
   }
-  sources = dict(_sources(arguments or {}))
-  # Evaluators often share a source.
-  shared = {_identity(x): x for x in sources.values()}
-  prints = {x: config.plain(y.fingerprint()) for x, y in shared.items()}
   data = {
     f'{key}.{name}': value
-    for key, source in sources.items()
-    for name, value in prints[_identity(source)].items()
+    for key, source in _sources(arguments or {})
+    for name, value in config.plain(source.fingerprint()).items()
   }
   return {'config': found, 'data': data}
-
-
-def _identity(source):
-  return id(getattr(source, 'source', source))
 
 
 def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
