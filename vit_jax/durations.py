@@ -54,8 +54,7 @@ class Timeline:
 
   Attributes:
     batch_size: global number of examples in a step.
-    num_examples: size of the training set. Every `data.order` visits as many
-      examples in an epoch.
+    num_examples: size of the training set, the number of visits in an epoch.
     total_steps: length of the run; needed for durations in 'fraction'.
   """
 

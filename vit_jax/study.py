@@ -12,9 +12,6 @@ best of other runs:
 
     config.runs.final.best_of = dict(
         runs='dev_lr.*', metric='dev/accuracy', take=('schedule.lr',))
-
-Values that runs have in common can be set once in `shared`, which they refer to
-by `config.shared.get_oneway_ref('weights')`.
 """
 
 import itertools
@@ -67,7 +64,8 @@ def study(
     order: names of the runs in order; None: alphabetical, as in a ConfigDict.
     report: objects with __call__(results), which writes about the runs that are
       done, and check(results), which raises ValueError if no run can fill it.
-    shared: values that runs refer to.
+    shared: values that runs have in common, and refer to by
+      `config.shared.get_oneway_ref('weights')`.
     discard: regular expression of runs whose checkpoints are deleted when done.
     writers: more writers of metrics, see `train`, of each run that has none.
     member: name or number of the only run to do, for job arrays.

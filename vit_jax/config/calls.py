@@ -42,20 +42,17 @@ class Partial(functools.partial):
   def __eq__(self, other: object) -> bool:
     if not isinstance(other, Partial):
       return False
+    own, others = ((x.func, x.args, x.keywords) for x in (self, other))
     try:
-      return self._key == other._key
+      return own == others
     except ValueError:  # arrays, which are compared element by element
       with contextlib.suppress(AssertionError, ValueError):
-        np.testing.assert_equal(self._key, other._key)
+        np.testing.assert_equal(own, others)
         return True
       return False
 
   def __hash__(self) -> int:  # also of arguments that have none
     return hash((len(self.args), *sorted(self.keywords)))
-
-  @property
-  def _key(self):
-    return self.func, self.args, self.keywords
 
   def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
     if twice := sorted(self.keywords.keys() & kwargs.keys()):

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-NUM_CLASSES = 1000
-
 
 @functools.cache
 def wnids() -> tuple[str, ...]:
@@ -28,13 +26,13 @@ class RealLabels:
   a class, which ReaL leaves out of the accuracy, have only zeros.
   """
 
-  num_classes = NUM_CLASSES
+  num_classes = 1000
 
   @property
   def class_names(self) -> list[str]:
     return list(wnids())
 
   def __call__(self, ids: Any) -> np.ndarray:
-    label = np.zeros(NUM_CLASSES, np.float32)
+    label = np.zeros(self.num_classes, np.float32)
     label[np.asarray(ids, np.int64)] = 1
     return label

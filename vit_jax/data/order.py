@@ -5,9 +5,9 @@ An order is any object with
   order.bind(source, seed)   a function visits(position) -> (visit, index)
 
 `index` is the example at a position of training, 0, 1, 2, ... The augmentation
-is drawn from the pair (visit, index), which depends only on (seed, position)
-and occurs at no other position. `visits` must be picklable. An epoch always has
-as many positions as the source has examples.
+is drawn from (seed, visit, index). The pair (visit, index) depends only on
+(seed, position), and occurs at no other position. `visits` must be picklable.
+An epoch always has as many positions as the source has examples.
 """
 
 import dataclasses

@@ -27,11 +27,9 @@ label, boxes or masks with the image: an example has 'image', 'label' and what
 `Data.keep` names. With num_workers > 0 sources and transforms must be
 picklable.
 
-Training visits the positions p = 0, 1, 2, ... An order, see order.py, returns
-the (visit e, example i) of a position, and the augmentation is drawn from
-(seed, e, i). A global batch is a range of positions. Each process reads an
-equal, contiguous part of this range, so the global batch does not depend on the
-number of processes.
+Training visits the positions 0, 1, 2, ... of an order, see order.py. A global
+batch is a range of positions. Each process reads an equal, contiguous part of
+this range, so the global batch does not depend on the number of processes.
 """
 
 import concurrent.futures

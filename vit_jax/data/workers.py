@@ -175,9 +175,7 @@ def _values(task, indices):
 
 
 def _end_with_parent():
-  parent = multiprocessing.parent_process()
-  assert parent is not None
-  parent.join()
+  multiprocessing.parent_process().join()
   os._exit(1)
 
 

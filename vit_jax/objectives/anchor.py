@@ -32,13 +32,9 @@ from vit_jax.weights.surgery import InitFrom
 
 @dataclasses.dataclass(eq=False)  # see FrozenTeacher
 class Start(FrozenModel):
-  """The weights that a run starts from, as the model of the run reads them.
+  """The weights that a run starts from, as the model of the run reads them."""
 
-  Attributes:
-    init_from: that of the run.
-  """
-
-  init_from: InitFrom
+  init_from: InitFrom  # of the run
 
   def read(self) -> FlatParams:
     return surgery.read(self.init_from).params

@@ -134,9 +134,8 @@ class Distillation(OfFeatures, Around, Labelled):
     found = seen.features['image']
     logits = found.get('class_logits', found['logits'])
     logits_for_teacher = found.get('distillation_logits', found['logits'])
-    label_loss, metrics = self.inner.compare(
-      logits, jnp.asarray(seen.batch['label'])
-    )
+    labels = jnp.asarray(seen.batch['label'])
+    label_loss, metrics = self.inner.compare(logits, labels)
     params, images = seen.context.teachers['teacher'], seen.batch['image']
     targets = self.teacher(params, images)
     losses = teacher_loss(

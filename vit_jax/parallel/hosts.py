@@ -31,8 +31,7 @@ def initialize(
   """Join the other hosts of this run; arguments as in jax.distributed.
 
   JAX finds them by itself on TPU pods, GKE, Slurm and Open MPI. Elsewhere, pass
-  all arguments or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-  JAX_PROCESS_ID.
+  all or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
   """
   if num_processes is None and 'JAX_NUM_PROCESSES' in os.environ:
     num_processes = int(os.environ['JAX_NUM_PROCESSES'])

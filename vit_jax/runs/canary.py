@@ -88,10 +88,7 @@ def error(found: Any, expected: Any) -> float:
 
 
 def refuse_wrong_results() -> None:
-  """Run the quick checks on the local devices; raise UserError if one fails.
-
-  Without this, a run on a wrong compiler would train and report its numbers.
-  """
+  """Run the quick checks on the local devices; raise UserError if one fails."""
   for check in QUICK:
     if (found := run(check)) > bound():
       raise UserError(

@@ -361,14 +361,11 @@ def load_params(
   item = 'ema' if ema and has_ema else 'params'
   try:
     arrays = _recorded(directory)['arrays']
-    as_numpy = dict.fromkeys(
-      arrays[item], ocp.RestoreArgs(restore_type=np.ndarray)
-    )
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    args = tree.unflatten(dict.fromkeys(arrays[item], as_numpy))
     with ocp.PyTreeCheckpointer() as reader:
-      found = reader.restore(
-        (directory / item).absolute(), restore_args=tree.unflatten(as_numpy)
-      )
-    params = tree.flatten(found)
+      folder = (directory / item).absolute()
+      params = tree.flatten(reader.restore(folder, restore_args=args))
     _verify(arrays, {item: params})
   except Exception as error:
     raise UserError(

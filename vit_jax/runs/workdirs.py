@@ -7,9 +7,6 @@ model.json        model, transforms and class names, to use a checkpoint
 resume.json       every argument and a fingerprint of the data, to compare with
                   the next start
 changes.jsonl     differences that --allow_changes has permitted
-
-An argument that does not change results is marked HARMLESS where it is
-declared, and MACHINE if it may even differ between the hosts of a run.
 """
 
 import contextlib

@@ -5,9 +5,8 @@
     )
 
 A run always writes metrics.jsonl and TensorBoard files. These writers get the
-same records, on the first host. Any object with `write(step, values)` can be
-named instead. A run that resumes continues the tracker's run, whose id is in
-wandb.json or mlflow.json.
+same records, on the first host. A run that resumes continues the tracker's run,
+whose id is in wandb.json or mlflow.json.
 """
 
 import dataclasses

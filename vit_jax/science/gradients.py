@@ -21,10 +21,8 @@ class StableRank:
 
   It is between 1 and the smaller side of the matrix [inputs, outputs], and
   falls if a few directions take over. The gradient is that of the first batch
-  of the data, in training with dropout and the like.
-
-  Attributes:
-    data: one batch of it is used; its images are transformed as in evaluation.
+  of the data, whose images are transformed as in evaluation, in training with
+  dropout and the like.
   """
 
   model: Any

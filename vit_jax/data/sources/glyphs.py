@@ -57,7 +57,6 @@ class Glyphs:
   seed. Between versions of FreeType or OpenCV, last bits of pixels may differ.
 
   Attributes:
-    image_size: side in pixels.
     seed: use another seed for other images, e.g. for validation.
     num_classes: the first ones of CHARACTERS.
   """
