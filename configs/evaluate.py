@@ -17,8 +17,11 @@ Arguments (separated by commas; the first of a list is the default):
              fewshot is the paper's (section 4.1), on 5 and 10 examples of each
              class; nearest neighbours and logistic regression, whose strength
              is chosen on a held-out tenth, use all
+  layers=6+8+10+12   readouts learn from these layers of a ViT instead of its
+             pooled output: the mean, maximum and deviation over patches, which
+             show small things better (docs/photographs.md)
   flip       accuracy averages the probabilities of each image and its mirror
-             image
+             image, readouts average their features
   size=224   pixels: smaller side resized to 8/7 of it, central crop; position
              embeddings are interpolated, which is reported. By default the
              size, resize and crop of the weights
@@ -33,11 +36,16 @@ READOUTS = {
     'evals.logistic.Logistic', C=tuple(10.0**power for power in range(-6, 5))
   ),
 }
+OF_LAYERS = {'standardize': True, 'C': (0.001, 0.01, 0.1, 1.0)}
 
 
 def get_config(argument=''):
   args = arguments.parse(
-    argument, ('accuracy', *READOUTS, 'flip'), data=('folder', 'tfds'), size=int
+    argument,
+    ('accuracy', *READOUTS, 'flip'),
+    data=('folder', 'tfds'),
+    size=int,
+    layers='',
   )
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
   config = common.evaluation(args.size)
@@ -45,14 +53,16 @@ def get_config(argument=''):
   test = data(args, config, 'test')
   if args.accuracy or not readouts:
     config.evals.test = common.classification(test, flip=args.flip)
-  elif args.flip:
-    raise ValueError(
-      "'flip' is for accuracy, and readouts do not use it. Add 'accuracy', or "
-      "remove 'flip'."
-    )
   if readouts:
     images = {'train': data(args, config, 'train'), 'test': test}
-    config.evals.frozen = common.frozen({'images': images}, readouts)
+    fields = {'flip': args.flip}
+    if args.layers:
+      blocks = [int(x) - 1 for x in args.layers.split('+')]
+      fields['features'] = tuple(f'block_{i}' for i in blocks)
+      fields['statistics'] = 'mean', 'max', 'std'
+      if args.logistic:
+        readouts['logistic'] = READOUTS['logistic'] | OF_LAYERS
+    config.evals.frozen = common.frozen({'images': images}, readouts, **fields)
   return config
 
 

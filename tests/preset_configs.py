@@ -44,7 +44,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'distill_patient': 'default epochs=300 folder tiny',
   'evaluate': """
     folder tfds folder,fewshot tfds,fewshot,size=384
-    tfds,accuracy,knn,logistic,flip
+    tfds,accuracy,knn,logistic,flip folder,logistic,layers=1,flip
   """,
   'evaluate_imagenet': """
     default val,real,size=384,original v2,topimages a,r
