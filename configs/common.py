@@ -53,7 +53,7 @@ def finish(config, args):
   Evaluators get `on_error` of the training data.
   """
   config.data.on_error = 'raise'
-  for part in _data(*(x.data for x in config.evals.values())):
+  for part in every_data(*(x.data for x in config.evals.values())):
     part.on_error = config.data.get_oneway_ref('on_error')
   fsdp, tensor = (getattr(args, x, 0) for x in ('fsdp', 'tensor'))
   if fsdp or tensor > 1:
@@ -70,7 +70,7 @@ def tiny(config):
   """
   # A model of weights is as small as they are.
   factor = 8 if 'init_from' in config.model else _shrink(config.model)
-  for part in _data(config.data, *(x.data for x in config.evals.values())):
+  for part in every_data(config.data, *(x.data for x in config.evals.values())):
     part.batch_size = 16
     for each in part.transforms if 'image_size' not in part else ():
       for key in {'size', 'local_size'}.intersection(each):
@@ -90,13 +90,13 @@ def tiny(config):
   return config
 
 
-def _data(*parts):
+def every_data(*parts):
   """Yield the data of parts, which may be in mappings."""
   for part in parts:
     if 'source' in part:
       yield part
     else:
-      yield from _data(*part.values())
+      yield from every_data(*part.values())
 
 
 def _shrink(model):

@@ -246,8 +246,7 @@ def _bound(text, count):
 
 def _shuffled(count, seed):
   """Return 0 to count - 1 in an order that all versions of numpy give."""
-  keys = np.random.Philox(key=seed).random_raw(count)
-  return np.argsort(keys, kind='stable')
+  return np.argsort(np.random.Philox(key=seed).random_raw(count), kind='stable')
 
 
 def few(classes: np.ndarray, per_class: int, seed: int) -> np.ndarray:
