@@ -333,15 +333,20 @@ def test_a_tiny_study_of_photographs_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['photographs_trained', 'teachers'])
-def test_a_tiny_study_of_trained_weights_runs(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ('name', 'members'),
+  [
+    ('photographs_trained', 'layers_seed0 tuned_seed0'),
+    ('teachers', 'distilled_seed0 tuned_distilled_seed0 lejepa_anchor_seed0'),
+  ],
+)
+def test_studies_of_trained_weights(name, members, tmp_path, monkeypatch):
   made_up.install_elpv(monkeypatch)
-  config = load_config(name, 'tiny')
-  config.shared.weights = write_weights(
-    tmp_path / 'tiny.npz', 'ViT-Ti/14', size=224
-  )
-  tables = configs.run(config, tmp_path / 'study')
-  assert len(tables) in (2, 4) and all(all(x.values()) for x in tables)
+  config, weights = load_config(name, 'tiny'), tmp_path / 'tiny.npz'
+  config.shared.weights = write_weights(weights, 'ViT-Ti/14', size=224)
+  for member in members.split():
+    tables = configs.run(config, tmp_path / 'study', member=member)
+  assert any(tables) and list(tmp_path.glob('study/*.md'))
 
 
 @pytest.mark.slow
