@@ -112,10 +112,12 @@ def reports(args):
       if metric != 'accuracy' and '{metric}' not in path:
         continue
       for shots, (column, count, _) in photographs.shown(args).items():
-        if not count if name == 'tuned' else count or '{count}' not in path:
-          found = path.format(shots=shots, count=count, metric=metric)
-          of = rf'{name}_seed(?P<seed>\d+)'
-          cells.append(
-            {'row': row, 'column': column, 'runs': of, 'metric': found}
-          )
+        # Fine-tuning has all labels, few-shot has fewer.
+        if (name == 'tuned') if count else ('{count}' in path):
+          continue
+        found = path.format(shots=shots, count=count, metric=metric)
+        of = rf'{name}_seed(?P<seed>\d+)'
+        cells.append(
+          {'row': row, 'column': column, 'runs': of, 'metric': found}
+        )
     yield common.table(cells, title=title, name=metric)
