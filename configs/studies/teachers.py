@@ -22,7 +22,7 @@ from configs import arguments, common, pretrain_folder
 from configs.studies import photographs, photographs_trained
 
 PX, LOCAL_PX, TEACHER_PX, SMALL_PX = 128, 64, 112, 56
-# CPU seconds of a step, measured on one core.
+# About the CPU seconds of a step on one core; the page has what was measured.
 COST = {'lejepa': 1.7, 'distilled': 2.2, 'labels': 0.225}
 ALONE, LABELLED = 160, 100  # CPU seconds without labels, and with them
 CONTINUED_STEPS = 12

@@ -107,14 +107,16 @@ def test_readouts_get_the_features_in_order(features, num_devices):
 
 def test_statistics_are_over_patches_of_an_image_and_its_mirror_image():
   spy, sources = Spy(), {'train': source_of(31, 0), 'test': source_of(29, 1)}
-  fields = {'features': ('block_1', 'pre_logits'), 'statistics': ('max', 'std')}
-  fields['flip'] = True
+  fields = {'features': ('block_1', 'pre_logits', 'pixels'), 'flip': True}
+  fields['statistics'] = 'max', 'std'
   evaluator, params = make({'spy': spy}, data={'made': sources}, **fields)
   evaluator.run(params)
   expected = 0
   for images in (sources['test'].images, sources['test'].images[:, :, ::-1]):
     x = images.reshape(29, -1) / np.float32(255) @ KERNEL
-    parts = np.maximum(x, 2 * x), np.abs(x) / 2, x
+    parts = [np.maximum(x, 2 * x), np.abs(x) / 2, x]
+    places = images.reshape(29, -1, images.shape[-1]) / np.float32(255)
+    parts += [places.max(axis=1), places.std(axis=1)]
     expected += np.concatenate(parts, axis=1) / 2
   np.testing.assert_allclose(spy.splits[1].x, expected, rtol=1e-4, atol=1e-5)
 

@@ -496,6 +496,7 @@ CONTRADICTIONS = {  # the error names the last word
   """,
   'deit': 'deit,L/16',
   'scaling': 'data,fig3,b/32 data,B/16 compute,R200x3',
+  'evaluate': 'accuracy,layers=6',
 }
 
 

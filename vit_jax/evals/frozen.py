@@ -55,8 +55,8 @@ class Frozen:
       mean over patches of one of a model that does not pool; or 'pixels', the
       preprocessed images (a baseline without a model). Several are put
       together.
-    statistics: of outputs with a vector for each token, such as block_7, these
-      statistics over the patches are taken. (): such outputs are flattened.
+    statistics: over the patches, or the places of a feature map, of outputs
+      that have these (block_7, stage3). (): such outputs are flattened.
     flip: whether to average the features of an image and its mirror image.
   """
 
@@ -111,10 +111,12 @@ class Frozen:
     x = out[name]
     if name in _ONE_PER_IMAGE and x.ndim > 2:
       x = x.mean(axis=1)
-    if self.statistics and x.ndim == 3:
-      patches = x[:, -out['patches'].shape[1] :].astype('float32')
+    if self.statistics and x.ndim > 2:
+      if x.ndim == 3:  # without a class token and registers
+        x = x[:, -out['patches'].shape[1] :]
+      places = x.reshape(len(x), -1, x.shape[-1]).astype('float32')
       for statistic in self.statistics:
-        yield getattr(jnp, statistic)(patches, axis=1)
+        yield getattr(jnp, statistic)(places, axis=1)
     else:
       yield x.reshape(len(x), -1)
 

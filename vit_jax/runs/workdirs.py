@@ -167,10 +167,9 @@ def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
 
 
 def record_model(workdir: PathLike, **facts: Any) -> None:
-  """Write model.json.
+  """Write model.json, with facts as in `weights.bundle.Weights`.
 
-  The facts are as in `weights.bundle.Weights`: model, preprocess, transforms
-  (None: not known), image_shape, class_names and activation.
+  `transforms` of None are not known.
   """
   write(workdir, 'model.json', config.describe(facts))
 
