@@ -7,7 +7,7 @@ import io
 import json
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,9 +77,10 @@ def clean(name: str) -> str:
 
 
 def indices(
-  where: str, classes: Sequence[str], names: Sequence[str]
+  where: str, classes: Iterable[str], names: Sequence[str]
 ) -> np.ndarray:
   """Return the index of each class in the names: int32 [n]."""
+  classes = list(classes)
   if unknown := sorted(set(classes) - set(names)):
     raise UserError(
       f'{where} has the classes {unknown[:10]}, which class_names does not'
