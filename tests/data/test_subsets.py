@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from vit_jax.data.balance import class_weights
+from vit_jax.data.balance import class_weights, moments, positive_weights
 from vit_jax.data.subsets import Slice, Subset, Unlabelled, View, labels
 
 COUNTS = (50, 7, 1, 20)  # of each class
@@ -170,7 +170,7 @@ def test_unlabelled():
   [
     (lambda: Subset(Labelled(), examples=79), ['79', '78']),
     (lambda: Subset(Labelled(), per_class=5, examples=17), ['17', '16']),
-    (lambda: Subset(Vectors(), per_class=2), ['Vectors', '(78, 4)']),
+    (lambda: Subset(Vectors(), per_class=2), ['Vectors', '(78, 4)', 'Leave']),
     (lambda: Slice(Vectors(), '[:5]', stratified=True), ['Vectors']),
     (lambda: Slice(Labelled(), 'train[:5]'), ["'train[:5]'"]),
     (lambda: Slice(Labelled(), '[78:]'), ["'[78:]'", 'no examples']),
@@ -192,3 +192,23 @@ def test_class_weights():
     num_classes = 5
 
   np.testing.assert_allclose(class_weights(Empty()), [*expected, 1])
+
+
+class Measured(Labelled):
+  class_names = ('a', 'b')
+  values = ((1, 0), (0, np.nan), (0, 0), (np.nan, 0))
+
+  def labels(self):
+    return np.array(self.values, np.float32)
+
+
+def test_positive_weights_and_moments_are_of_known_labels():
+  assert positive_weights(Measured()) == (2.0, 1.0)
+  ages = type('Ages', (Measured,), {'values': [[1], [np.nan], [4]]})
+  (first,) = moments(ages())
+  assert first == (2.5, 1.5)
+  with pytest.raises(ValueError, match='All 3 values of b are 0'):
+    moments(Measured())
+  missing = type('Missing', (Measured,), {'values': [[np.nan, 1]]})
+  with pytest.raises(ValueError, match='All 1 values of a are missing'):
+    moments(missing())

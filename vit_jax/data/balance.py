@@ -1,8 +1,10 @@
-"""Weights of the loss for classes of different sizes."""
+"""Weights of the loss for classes of different sizes; moments of numbers."""
 
 import numpy as np
 
+from vit_jax.data import subsets
 from vit_jax.data.subsets import Source, class_labels
+from vit_jax.types import UserError
 
 
 def class_weights(source: Source) -> tuple[float, ...]:
@@ -18,3 +20,33 @@ def class_weights(source: Source) -> tuple[float, ...]:
   return tuple(
     len(labels) / (present * int(count)) if count else 1.0 for count in counts
   )
+
+
+def positive_weights(source: Source) -> tuple[float, ...]:
+  """Return negatives / positives of each label; 1 without positives.
+
+  Missing labels, NaN, do not count. These weights of the loss of positives make
+  both parts of each label equally important.
+  """
+  labels = subsets.labels(source)
+  positive, known = np.nansum(labels, 0), np.sum(~np.isnan(labels), 0)
+  return tuple(
+    float((n - x) / x) if x else 1.0 for x, n in zip(positive, known)
+  )
+
+
+def moments(source: Source) -> tuple[tuple[float, float], ...]:
+  """Return (mean, standard deviation) of each number, without NaN."""
+  found = []
+  names = getattr(source, 'class_names', None)
+  for i, column in enumerate(subsets.labels(source).T.astype(np.float64)):
+    known = column[~np.isnan(column)]
+    if len({*known}) < 2:
+      what = f'values of {names[i] if names else f"number {i}"}'
+      raise UserError(
+        f'All {len(known)} {what} are {known[0]}. Expected different numbers.'
+        if len(known)
+        else f'All {len(column)} {what} are missing. Leave it out.'
+      )
+    found.append((float(known.mean()), float(known.std())))
+  return tuple(found)

@@ -52,9 +52,11 @@ def class_labels(source: Source) -> np.ndarray:
   """Return the labels of all examples, int32 [n]; ValueError for vectors."""
   found = labels(source)
   if found.ndim != 1:
+    kind = type(getattr(source, 'targets', source)).__name__
     raise UserError(
-      f'The labels of {type(source).__name__} have the shape {found.shape}.'
-      ' Expected one class for each example.'
+      f'{kind}: the labels have the shape {found.shape}. Expected one class for'
+      ' each example. Leave out what needs classes, such as balanced,'
+      ' class_weights, stratified and per_class.'
     )
   return found
 
