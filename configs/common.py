@@ -213,15 +213,6 @@ def own_images(split, **fields):
   return make('data.sources.named.open_source', split=split, **unset, **fields)
 
 
-def own_classes(held_out):
-  """Return (source, {'test': split}), the same percentage of each class."""
-  if held_out >= 100:
-    raise ValueError(f'held_out={held_out} must be below 100 (percent).')
-  bound = f'{100 - held_out}%'
-  source = own_images(f'[:{bound}]', stratified=True, channels=3)
-  return source, {'test': f'[{bound}:]'}
-
-
 def splits(args, data=None, *, minival=True):
   """Return (source, {evaluator: split}) of a data set for pre-training.
 
@@ -266,29 +257,6 @@ def held_out_evals(config, splits, transforms, **fields):
 def references(part):
   """Return {key: one-way reference} of a part of a config."""
   return {key: part.get_oneway_ref(key) for key in part}
-
-
-def balance(config, args):
-  """Treat all classes alike as `balanced` or `class_weights` of `args` say.
-
-  Then the mean over classes, not the accuracy, says which checkpoint is best.
-  """
-  if args.balanced and args.class_weights:
-    raise ValueError(
-      "'balanced' and 'class_weights' both make up for rare classes. Keep one."
-    )
-  if args.balanced:
-    config.data.order = make('data.order.Balanced')
-  if args.class_weights:
-    source = references(config.data.source)
-    weights = make('data.balance.class_weights', source=source)
-    config.objective.class_weights = weights
-  if args.balanced or args.class_weights:
-    name, evaluator = next(iter(config.evals.items()))
-    config.checkpoints = {
-      'every_fraction': evaluator.every_fraction,
-      'best_metric': f'{name}/mean_per_class_accuracy',
-    }
 
 
 # Transforms.

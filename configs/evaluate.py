@@ -22,12 +22,14 @@ Arguments (separated by commas; the first of a list is the default):
              show small things better (docs/photographs.md)
   flip       accuracy averages the probabilities of each image and its mirror
              image, readouts average their features
+  labels=a+b, number=age, order=0<1<2   weights that have learned other labels
+             than one class, see labels.py
   size=224   pixels: smaller side resized to 8/7 of it, central crop; position
              embeddings are interpolated, which is reported. By default the
              size, resize and crop of the weights
 """
 
-from configs import arguments, common, finetune
+from configs import arguments, common, finetune, labels
 
 READOUTS = {
   'fewshot': common.few_shot((5, 10)),
@@ -46,13 +48,17 @@ def get_config(argument=''):
     data=('folder', 'tfds'),
     size=int,
     layers='',
+    **labels.OPTIONS,
   )
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
   config = common.evaluation(args.size)
   config.evals = {}
   test = data(args, config, 'test')
   if args.accuracy or not readouts:
-    config.evals.test = common.classification(test, flip=args.flip)
+    kind, _ = labels.of(args)
+    config.evals.test = common.make(f'evals.{kind.evaluator}', data=test)
+    if args.flip:
+      config.evals.test.flip = True
   if readouts:
     images = {'train': data(args, config, 'train'), 'test': test}
     fields = {'flip': args.flip}
@@ -72,7 +78,7 @@ def data(args, config, split):
   if args.data == 'tfds':
     source = common.tfds(common.placeholder(str), split)
   else:
-    source = common.own_images(common.placeholder(str))
+    source = labels.source(args, common.placeholder(str))
   images = common.resize_crop(args.size or 224)
   made = common.data(source, images, batch_size=128)
   if not args.size:

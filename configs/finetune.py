@@ -46,6 +46,8 @@ Arguments (separated by commas; the first of a list is the default):
   balanced, class_weights   visit each class equally often (rare images repeat);
              or weight the training loss of an example by n / (K n_c), for n
              images in K classes and n_c in its class
+  labels=a+b, number=age, order=0<1<2   for folder only: other labels than one
+             class, see labels.py
   tiny       seconds on a CPU, for a checkpoint made with `tiny`
 
 Table 4: SGD with momentum 0.9, batch 512, cosine decay, no weight decay,
@@ -84,7 +86,7 @@ ImageNet-V2, and so does `v2` (matched-frequency; which of its sets is not
 stated). Nor are the crops stated; kitti has none, as they change distances.
 """
 
-from configs import arguments, common
+from configs import arguments, common, labels
 from vit_jax.data import vtab
 
 TABLE_4 = {  # TFDS name, steps, % of train held out in dev, test, default rate
@@ -137,6 +139,7 @@ def get_config(argument=''):
     steps=int,
     epochs=float,
     held_out=int,
+    **labels.OPTIONS,
   )
   check(args)
   source, held_out, lr, steps = protocol(args)
@@ -170,7 +173,7 @@ def get_config(argument=''):
   config.evals = common.held_out_evals(
     config, held_out, test_images, every_fraction=0.1
   )
-  common.balance(config, args)
+  labels.learn(config, args)
   if args.v2:
     images = {'name': 'imagenet_v2/matched-frequency', 'split': 'test'}
     config.evals.dev.data.source.update(images)
@@ -195,6 +198,7 @@ def check(args):
   unused = {
     'epochs': args.epochs and not on_folder,
     'held_out': args.held_out and not on_folder,
+    **{x: getattr(args, x) and not on_folder for x in labels.KINDS},
     'dev': on_folder and args.mode == 'dev',
     'steps': args.steps not in (None, *steps),
     'v2': args.v2 and not (args.augreg and selects_imagenet),
@@ -240,7 +244,7 @@ def follow(config, name):
 def protocol(args):
   """Return (source, {evaluator: split}, rate, steps or None for epochs)."""
   if args.data == 'folder':
-    source, held_out = common.own_classes(args.held_out or 10)
+    source, held_out = labels.held_out(args, args.held_out or 10)
     lr, steps = 0.01, 500 if args.bit and not args.epochs else None
   elif args.augreg:
     rates, steps, (train, dev, test) = AUGREG[args.data]

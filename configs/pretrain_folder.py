@@ -42,7 +42,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs import arguments, common, finetune, train_folder
+from configs import arguments, common, finetune, labels, train_folder
 
 VITS = ('Ti/16', 'B/16', 'L/16', 'L/14', 'H/14')
 MODELS = ('S/16', 'from_weights', 'stem', *VITS)
@@ -351,7 +351,7 @@ def sources(args):
 def own(args):
   """Return `sources` of the user's images."""
   if args.labels:
-    source, held_out = common.own_classes(10)
+    source, held_out = labels.held_out(args, 10)
     return source, held_out['test']
   return common.own_images('[:]', channels=3, classes=False), None
 

@@ -16,6 +16,8 @@ Arguments (separated by commas; the first of a list is the default):
   held_out=10   percent of each class that is not trained on but tested
   balanced, class_weights   as in finetune.py; by default classes are visited in
              proportion to the square root of their size
+  labels=a+b, number=age, order=0<1<2   other labels than one class, see
+             labels.py
   lr=RATE    peak learning rate; 4e-3 for `stem`, 1e-3 for other models
   tiny       seconds on a CPU, to try out the data
 
@@ -24,7 +26,7 @@ photographs, and what each part of it gives. An image that cannot be read stops
 the run with its name; to skip such images add --config.data.on_error=skip
 """
 
-from configs import arguments, common, finetune
+from configs import arguments, common, finetune, labels
 from vit_jax.zoo import names
 
 MODELS = ('stem', 'Ti/16', *(x for x in finetune.MODELS if x != 'Ti/16'))
@@ -39,11 +41,12 @@ def get_config(argument=''):
     epochs=30.0,
     held_out=10,
     lr=float,
+    **labels.OPTIONS,
   )
   config = common.training()
   config.total_epochs = args.epochs
   config.model = model(args.model)
-  source, held_out = common.own_classes(args.held_out)
+  source, held_out = labels.held_out(args, args.held_out)
   images = common.inception_crop(args.size, area=(0.6, 1.0), antialias=True)
   config.data = common.data(source, images, batch_size=32)
   if not args.class_weights:
@@ -58,7 +61,7 @@ def get_config(argument=''):
   config.evals = common.held_out_evals(
     config, held_out, test, every_fraction=0.1
   )
-  common.balance(config, args)
+  labels.learn(config, args)
   return common.finish(config, args)
 
 

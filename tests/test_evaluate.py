@@ -25,7 +25,7 @@ from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.sharding import MeshSizes, fsdp
-from vit_jax.reports import confusion
+from vit_jax.reports import worst
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import load_params
 from vit_jax.runs.records import read_records
@@ -95,7 +95,7 @@ def test_equals_what_the_run_measured(run, tmp_path, monkeypatch, capsys):
 
 def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
   made, spy, written = {}, mock.Mock(), mock.Mock(return_value=[])
-  monkeypatch.setattr(confusion, 'write_all', written)
+  monkeypatch.setattr(worst, 'write_all', written)
 
   chosen = note_choices(monkeypatch)
 

@@ -27,7 +27,7 @@ from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.probes import Histograms, Norms, Probe
-from vit_jax.reports import confusion
+from vit_jax.reports import worst
 from vit_jax.runs import compiled, monitor, workdirs
 from vit_jax.runs.checkpoint import Checkpoints, load_params
 from vit_jax.runs.monitor import Logging, NonFiniteError
@@ -181,7 +181,7 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
   model, made, spy = Linear(10, dropout=0.5), {}, mock.Mock()
   chosen = note_choices(monkeypatch)
   written = mock.Mock()
-  monkeypatch.setattr(confusion, 'write_all', written)
+  monkeypatch.setattr(worst, 'write_all', written)
   each = Checkpoints(every=steps(1), keep_last=2)
   run(old, model=model, total=steps(2), checkpoints=each)
   best = Checkpoints(every=steps(1), best_metric='mine/score')

@@ -21,7 +21,7 @@ from vit_jax.io import terminal
 from vit_jax.models import attention_choice
 from vit_jax.models.dense import Normalize
 from vit_jax.parallel import sharding as sharding_lib
-from vit_jax.reports import confusion, page
+from vit_jax.reports import page, worst
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.monitor import Stopwatch
 from vit_jax.runs.records import Writer
@@ -120,7 +120,7 @@ def evaluate(
   with jax.set_mesh(mesh):
     results = evaluators_lib.run(evaluators, params)
   stopwatch.lap('evals')
-  written = confusion.write_all(workdir, evaluators, class_names=class_names)
+  written = worst.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
   kinds = evaluators_lib.kinds(evaluators)
   writer = Writer(

@@ -107,7 +107,7 @@ def fit(
   if patch_size is not None:
     changes['embedding.patch_size'] = patch_size
   if head == 'reset' and hasattr(model, 'head'):
-    changes['head.representation_size'] = None
+    changes['head'] = model.head.new()
   model = bundle.replace(model, **changes)
   params = weights.params
   if not classes:
@@ -161,8 +161,9 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   if not weights.is_described:
     changes['dtype'] = 'bfloat16'
   if init_from is None or init_from.head != 'keep':
-    changes['num_classes'] = changes['head.representation_size'] = None
-    changes['head.bias_init'] = 0.0
+    changes['num_classes'] = None
+    if hasattr(model, 'head'):
+      changes |= {'head': model.head.new(), 'head.bias_init': 0.0}
   pooling = getattr(model, 'pooling', None)
   if isinstance(pooling, NoPooling):
     new = ClassToken if pooling.class_token else Mean

@@ -100,7 +100,8 @@ class Objective:
   `name: T = dataclasses.field()`.
 
   Attributes:
-    activation: converts logits to probabilities: 'softmax' or 'sigmoid'.
+    activation: converts logits to predictions: 'softmax', 'sigmoid' or, for
+      numbers, 'identity'.
     whole_batch: whether the loss is not a mean over micro-batches.
     teachers: objectives.frozen_teacher.FrozenModels by name, whose parameters
       are an argument of the step.

@@ -29,7 +29,7 @@ from vit_jax.parallel.sharding import (
   this_process,
 )
 from vit_jax.probes import Probe
-from vit_jax.reports import attention_figures, confusion, page
+from vit_jax.reports import attention_figures, page, worst
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.monitor import Logging, Monitor, Stopwatch, check_finite
@@ -199,6 +199,7 @@ def train(
       image_shape=ready.images.shape[1:],
       class_names=examples.class_names,
       activation=ready.objective.activation,
+      targets=examples.targets,
     )
 
     # 5. The loop. Metrics lag one step: the host never waits for the device.
@@ -266,7 +267,7 @@ def train(
       monitor.finish(total_steps)
   if batches.skipped:
     terminal.say(data.name_skipped(batches.skipped))
-  confusion.write_all(workdir, evaluators, class_names=examples.class_names)
+  worst.write_all(workdir, evaluators, class_names=examples.class_names)
   page.write_at_end(workdir)
   return state
 

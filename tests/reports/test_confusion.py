@@ -10,7 +10,7 @@ from nightly import nightly
 from PIL import Image
 
 from vit_jax.evals.classification import Predictions
-from vit_jax.reports import confusion, page
+from vit_jax.reports import confusion, page, worst
 
 
 def predictions(num_classes=5, count=300, names=None, describe=str, **fields):
@@ -39,7 +39,7 @@ def write(folder, name, found, **options):
   data = types.SimpleNamespace(source=Images())
   evaluator = types.SimpleNamespace(predictions=found, data=data)
   evaluators = {name: evaluator, 'no': object()}
-  return confusion.write_all(folder, evaluators, **options)
+  return worst.write_all(folder, evaluators, **options)
 
 
 def read(path):

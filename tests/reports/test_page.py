@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.evals.classification import Classification, Predictions
-from vit_jax.reports import charts, confusion, page, table
+from vit_jax.reports import charts, confusion, page, table, worst
 from vit_jax.runs.records import OF_A_RUN
 from vit_jax.tools import report
 
@@ -100,7 +100,7 @@ def write_mistakes(folder, name, count=12):
   images = [{'image': LARGE}, {'image': LARGE[:8, :8, :1]}] * 6
   data = types.SimpleNamespace(source=images)
   evaluator = types.SimpleNamespace(predictions=predictions, data=data)
-  confusion.write_all(folder, {name: evaluator, 'other': object()})
+  worst.write_all(folder, {name: evaluator, 'other': object()})
 
 
 @pytest.fixture(scope='module')

@@ -211,6 +211,7 @@ TRUSTED_MODULES = (
   'vit_jax.models.',
   'vit_jax.science.',
   'vit_jax.data.augment.',
+  'vit_jax.data.targets.',
   'vit_jax.data.transforms.',
 )
 TRUSTED = ('vit_jax.data.vtab.Scale',)

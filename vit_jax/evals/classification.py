@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from vit_jax.data import subsets
 from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
 from vit_jax.objectives import classification
+from vit_jax.reports import confusion
 from vit_jax.types import (
   ACCURACY,
   DETAIL,
@@ -43,6 +44,13 @@ class Predictions:
   classes: np.ndarray  # int [k], that could be predicted, sorted
   class_names: Sequence[str] | None  # of the data, by number
   describe: Callable[[int], str]  # from an index to a file name or similar
+
+  def write(
+    self, folder: Any, name: str, source: Any, class_names: Any = None
+  ) -> list[Any]:
+    """Write confusion matrix and mistakes, see reports/confusion.py."""
+    labels = confusion.label(self.classes, self.class_names or class_names)
+    return confusion.write(folder, name, self, labels, source)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

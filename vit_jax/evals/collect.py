@@ -128,3 +128,23 @@ class SplitEvaluator:
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Return {name: [B, ...]} of a batch; the `fn` of the Collector."""
     raise NotImplementedError
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class OutputEvaluator(SplitEvaluator):
+  """Base of the evaluators of vectors: outputs and labels of K columns.
+
+  Attributes:
+    class_names: names of the columns, to compare with those of the model.
+    predictions: what reports show of the last run, None before it.
+  """
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    self.class_names = getattr(self.data.source, 'class_names', None)
+    self.names = self.class_names or [*map(str, range(self.model.num_classes))]
+    self.predictions: Any = None
+
+  def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+    images = self.preprocess(batch['image'])
+    return {'outputs': self.model.apply({'params': params}, images)}

@@ -6,7 +6,7 @@ needs; nothing else has to change. Shapes as in vit.py.
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax import Array
 from vit_jax.models.attention import Attention
 from vit_jax.models.dense import INIT, BlockOptions, Dense, Mlp, initializer
 from vit_jax.models.posemb import Grid, Layout, PositionEmbedding
-from vit_jax.types import Count, Natural, NonNegative, Params
+from vit_jax.types import Count, Natural, NonNegative, Params, UserError
 
 Features = dict[str, Array]  # by name
 
@@ -40,6 +40,8 @@ class Head:
   init_std: NonNegative | None = None
   bias: bool = True
 
+  fewer_outputs: ClassVar[int] = 0  # than num_classes
+
   def __call__(
     self, module: nn.Module, x: jax.Array, *, layer: type[Dense] = Dense
   ) -> Features:
@@ -57,12 +59,67 @@ class Head:
       x = jnp.tanh(dense(x))
     out['pre_logits'] = x
     if module.num_classes:
-      sizes = x.shape[-1:], (module.num_classes,)
+      sizes = x.shape[-1:], (module.num_classes - self.fewer_outputs,)
       init = initializer('head', self.init_std)
       bias_init = nn.initializers.constant(self.bias_init)
       head = layer(*sizes, init, bias_init, bias=self.bias, name='head')
-      out['logits'] = head(x)
+      out['logits'] = self.convert(head(x))
     return out
+
+  def convert(self, outputs: jax.Array) -> jax.Array:
+    """Return the logits of outputs of the linear layer."""
+    return outputs
+
+  def plain(self, params: dict[str, Any]) -> tuple['Head', dict[str, Any]]:
+    """Return (equal head whose logits are those of a linear layer, params)."""
+    return self, params
+
+  def new(self) -> 'Head':
+    """Return the head for other classes, without a tanh layer."""
+    return Head(None, self.bias_init, self.init_std, self.bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledHead(Head):
+  """Head of numbers in their own units: mean + std * outputs.
+
+  Attributes:
+    moments: mean and std of each number in the training data.
+  """
+
+  moments: tuple[tuple[float, float], ...] = dataclasses.field(kw_only=True)
+
+  def convert(self, outputs: jax.Array) -> jax.Array:
+    mean, std = jnp.array(self.moments, jnp.float32).T
+    return mean + std * outputs
+
+  def plain(self, params: dict[str, Any]) -> tuple[Head, dict[str, Any]]:
+    mean, std = np.array(self.moments, np.float32).T
+    kernel, bias = std * params['head/kernel'], std * params['head/bias'] + mean
+    head = Head(self.representation_size, init_std=self.init_std)
+    return head, params | {'head/kernel': kernel, 'head/bias': bias}
+
+
+@dataclasses.dataclass(frozen=True)
+class OrdinalHead(Head):
+  """Head of K ordered classes, whose logits are log-probabilities.
+
+  Output k of K - 1 is the logit of "above class k, given at least class k":
+  the conditional probabilities of CORN (Shi et al., 2021, arXiv 2111.08851), so
+  that probabilities of "above class k" never rise with k. Cross-entropy of the
+  logits is CORN's loss of an example, which it sums over k.
+  """
+
+  fewer_outputs: ClassVar[int] = 1
+
+  def convert(self, outputs: jax.Array) -> jax.Array:
+    above, not_above = nn.log_sigmoid(outputs), nn.log_sigmoid(-outputs)
+    pad = [(0, 0)] * (outputs.ndim - 1)
+    at_least = jnp.pad(jnp.cumsum(above, axis=-1), [*pad, (1, 0)])
+    return at_least + jnp.pad(not_above, [*pad, (0, 1)])
+
+  def plain(self, params: dict[str, Any]) -> tuple[Head, dict[str, Any]]:
+    raise UserError('Its head is for ordered classes.')
 
 
 @dataclasses.dataclass(frozen=True)

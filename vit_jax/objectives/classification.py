@@ -1,12 +1,12 @@
-"""Supervised classification: softmax and sigmoid cross-entropy.
+"""Losses of labels: softmax and sigmoid cross-entropy, squared error, Huber.
 
-Its batch is {'image': uint8 [B, H, W, C], 'label': int32 [B] or float32
-[B, K]}, and its loss the mean over the batch.
+A batch is {'image': uint8 [B, H, W, C], 'label': int32 [B] or float32 [B, K]},
+and the loss the mean over it. In vectors NaN is missing, and adds nothing.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,31 +15,32 @@ import optax
 from vit_jax.models.vit import Classifier
 from vit_jax.objectives.encode import encode
 from vit_jax.step import Labelled, OfFeatures, Seen, Terms
-from vit_jax.types import Array, Model, NonNegative, Outputs, Preprocess, Rate
+from vit_jax.types import (
+  LOSS,
+  Array,
+  Kinds,
+  Model,
+  NonNegative,
+  Outputs,
+  Positive,
+  Preprocess,
+  Rate,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CrossEntropy(OfFeatures, Labelled):
-  """Base of the cross-entropies of logits and labels.
+class OfLogits(OfFeatures, Labelled):
+  """Base of losses of the logits and labels [B] or [B, K] of images.
 
   Attributes:
     model: has apply({'params': p}, images, train=True, rngs=...) -> [B, K].
     preprocess: uint8 images -> float images.
-    label_smoothing: s in targets * (1 - s) + s / K.
-    class_weights: K numbers w; the loss is the mean over the batch of w[label]
-      times the loss of the example (not divided by the sum of the weights), for
-      a vector of labels the mean of w under the vector. The evaluators' loss
-      has no weights. See `data.balance.class_weights`.
   """
 
   model: Model
   _: dataclasses.KW_ONLY
   preprocess: Preprocess
-  label_smoothing: Rate = 0.0
-  class_weights: Sequence[NonNegative] | None = None
   terms: Terms = dataclasses.field(default_factory=dict)
-
-  mean_over_classes = False
 
   def encode(self, seen: Seen, whole: bool = False) -> Seen:
     """Return it with the logits; `whole`, and for terms, with all features."""
@@ -58,16 +59,45 @@ class CrossEntropy(OfFeatures, Labelled):
 
   def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
     """Return (loss, metrics) of logits [B, K]."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CrossEntropy(OfLogits):
+  """Base of the cross-entropies of logits and labels.
+
+  Attributes:
+    label_smoothing: s in targets * (1 - s) + s / K.
+    class_weights: K numbers w; the loss is the mean over the batch of w[label]
+      times the loss of the example (not divided by the sum of the weights), for
+      a vector of labels the mean of w under the vector. The evaluators' loss
+      has no weights. See `data.balance.class_weights`.
+  """
+
+  label_smoothing: Rate = 0.0
+  class_weights: Sequence[NonNegative] | None = None
+
+  mean_over_classes = False
+
+  def per_example(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Return the loss of each example: [B, K] -> [B]."""
+    return LOSSES[self.activation](logits, targets)
+
+  def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
     num_classes = logits.shape[-1]
     targets = soft_targets(labels, num_classes, self.label_smoothing)
-    losses = LOSSES[self.activation](logits, targets)
+    losses = self.per_example(logits, targets)
     if self.class_weights is not None:
       true = soft_targets(labels, num_classes)
       sums = (true * jnp.array([self.class_weights], jnp.float32)).sum(axis=-1)
       losses = losses * (sums / jnp.maximum(true.sum(axis=-1), 1e-12))
     loss = jnp.mean(losses) / (num_classes if self.mean_over_classes else 1)
-    classes = labels if labels.ndim == 1 else jnp.argmax(labels, axis=-1)
-    hits = jnp.argmax(logits, axis=-1) == classes
+    predicted = jnp.argmax(logits, axis=-1)
+    if labels.ndim == 1:
+      hits = predicted == labels
+    else:
+      found = jnp.take_along_axis(labels, predicted[:, None], axis=-1)[:, 0]
+      hits = found >= jnp.nanmax(labels, axis=-1, initial=1e-12)
     return loss, {'loss': loss, 'accuracy': jnp.mean(hits)}
 
 
@@ -87,26 +117,75 @@ class sigmoid_xent(CrossEntropy):
     threshold: labels [B, K] above it become 1, all others 0, before they are
       smoothed. With 0 and inside `mixing.Mixed` this is DeiT III's loss: both
       classes of a mixed image have the target 1, and the metric 'accuracy'
-      counts the first. None: labels remain as they are.
+      counts either. None: labels remain as they are.
     mean_over_classes: whether the loss is divided by the number of classes, as
       in DeiT III. The evaluators' loss remains the sum.
+    positive_weights: K numbers that multiply the loss of labels of 1, PyTorch's
+      pos_weight. See `data.balance.positive_weights`.
   """
 
   threshold: Rate | None = None
   mean_over_classes: bool = False
+  positive_weights: Sequence[NonNegative] | None = None
 
   activation = 'sigmoid'
 
   def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
     if self.threshold is not None and labels.ndim == 2:
-      labels = (labels > self.threshold).astype(jnp.float32)
+      above = (labels > self.threshold).astype(jnp.float32)
+      labels = jnp.where(jnp.isnan(labels), labels, above)
     return super().compare(logits, labels)
 
+  def per_example(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    if self.positive_weights is None:
+      return sigmoid_loss(logits, targets)
+    return sigmoid_loss(logits, targets, jnp.array(self.positive_weights))
 
-def sigmoid_loss(logits: Array, targets: Array) -> jax.Array:
-  """Return the loss of each example, summed over classes: -> [B]."""
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class squared_error(OfLogits):
+  """Mean over numbers of ((output - label) / std)^2.
+
+  std is that of the training labels, which a `models.pooling.ScaledHead` has,
+  and 1 for other heads.
+  """
+
+  activation = 'identity'
+  kinds: ClassVar[Kinds] = {'loss': LOSS}
+
+  def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
+    moments = getattr(getattr(self.model, 'head', None), 'moments', ((0, 1),))
+    std = jnp.array([[std for _, std in moments]], jnp.float32)
+    known = ~jnp.isnan(labels)
+    errors = jnp.where(known, logits - jnp.where(known, labels, 0), 0) / std
+    loss = jnp.mean(self.of_errors(errors))
+    return loss, {'loss': loss}
+
+  def of_errors(self, errors: jax.Array) -> jax.Array:
+    """Return the losses of errors, which are divided by std."""
+    return jnp.square(errors)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class huber(squared_error):
+  """Mean of e^2 / 2, from |e| = delta on linear, of e = (output - label) / std.
+
+  Outliers count less than in `squared_error`.
+  """
+
+  delta: Positive = 1.0
+
+  def of_errors(self, errors: jax.Array) -> jax.Array:
+    return optax.huber_loss(errors, delta=self.delta)
+
+
+def sigmoid_loss(
+  logits: Array, targets: Array, positive_weights: Array | float = 1.0
+) -> jax.Array:
+  """Return the loss of each example, summed over its known labels: -> [B]."""
   on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
-  return -jnp.sum(targets * on + (1 - targets) * off, axis=-1)
+  terms = positive_weights * targets * on + (1 - targets) * off
+  return -jnp.sum(jnp.where(jnp.isnan(targets), 0, terms), axis=-1)
 
 
 LOSSES = {'softmax': optax.softmax_cross_entropy, 'sigmoid': sigmoid_loss}

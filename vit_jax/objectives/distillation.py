@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.data.targets import Classes
 from vit_jax.durations import Timeline
 from vit_jax.objectives.classification import CrossEntropy, softmax_xent
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
@@ -51,7 +52,12 @@ class Teacher(FrozenTeacher):
   def open(self, student: Any, choose: Any = None) -> Any:
     """Return the teacher with its model, which must fit the student."""
     made = super().open(student, choose)
-    classes = made.model.num_classes
+    classes, targets = made.model.num_classes, made.weights.targets
+    if not isinstance(targets, Classes):
+      raise UserError(
+        f'The teacher {self.path} has learned {type(targets).__name__}, see '
+        'vit_jax/data/targets.py. Distillation is for Classes and Grades.'
+      )
     if not classes or classes != student.num_classes:
       raise UserError(
         f'The teacher {self.path} has {classes or "no"} classes, the student '

@@ -172,5 +172,9 @@ def _mix(example, num_classes):
 
 
 def _mean(weight, one, other):
-  """Return the weighted mean; at weights of 0 and 1 exactly one of them."""
-  return weight * one + (1 - weight) * other
+  """Return the weighted mean; at weights of 0 and 1 exactly one of them.
+
+  NaN, a missing label, makes others unknown too, except at these weights.
+  """
+  mean = weight * one + (1 - weight) * other
+  return jnp.where(weight == 1, one, jnp.where(weight == 0, other, mean))

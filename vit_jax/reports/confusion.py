@@ -1,33 +1,24 @@
-"""Confusion matrix and misclassified examples of an evaluator.
+"""Confusion matrix and misclassified examples of an evaluator; see worst.py.
 
 confusion-NAME.csv       number of examples by true class (rows) and predicted
                          class (columns); the header is true_class,CLASS,...
 confusion-NAME.png       the matrix as a figure
 misclassified-NAME.csv   one row per misclassified example, in the order of the
                          probability of the true class, lowest first
-thumbnails-NAME.json     images of the worst, for the page of the run: {index:
-                         PNG or JPEG file in base64}
 
 An example with several correct classes counts in the row of the most probable
 one. Classes without a unique name are followed by their number.
 """
 
-import base64
 import collections
 import concurrent.futures
-import contextlib
-import io
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.io.files import csv_line, write_atomically
-from vit_jax.reports import pictures
-from vit_jax.types import PathLike
+from vit_jax.reports import pictures, worst
 
 MISCLASSIFIED = (
   *('file', 'true_class', 'predicted_class'),
@@ -35,32 +26,15 @@ MISCLASSIFIED = (
 )
 _MOST_CLASSES = 4000  # of a matrix; that many make a CSV of 32 MB
 _WITH_COUNTS, _WITH_NAMES = 20, 60  # classes whose counts, names fit the figure
-_IMAGES, _PX = 24, 160
 
 
-def write_all(
-  workdir: PathLike,
-  evaluators: Mapping[str, Any],
-  *,
-  class_names: Sequence[str] | None = None,
+def write(
+  folder: epath.Path, name: str, p: Any, labels: Sequence[str], source: Any
 ) -> list[epath.Path]:
-  """Write the files of each evaluator that has predictions, on the first host.
+  """Write the files of evals.classification.Predictions; return their paths.
 
-  `class_names` are of all classes, if the data has no names. Returns the paths.
-  More than 4,000 classes get no matrix.
+  `labels` are of p.classes. More than 4,000 classes get no matrix.
   """
-  paths = []
-  for name, evaluator in evaluators.items():
-    p = getattr(evaluator, 'predictions', None)
-    if p and jax.process_index() == 0:
-      labels = label(p.classes, p.class_names or class_names)
-      folder, source = epath.Path(workdir), evaluator.data.source
-      paths += _write(folder, name, p, labels, source)
-  return paths
-
-
-def _write(folder, name, p, labels, source):
-  """Write the files of an evaluator with Predictions p; return their paths."""
   paths = []
   true = np.searchsorted(p.classes, p.true)
   predicted = np.searchsorted(p.classes, p.predicted)
@@ -68,7 +42,7 @@ def _write(folder, name, p, labels, source):
     matrix = count(true, predicted, len(labels))
     paths += [folder / f'confusion-{name}.{x}' for x in ('csv', 'png')]
     rows = ([x, *row] for x, row in zip(labels, matrix.tolist()))
-    _write_csv(paths[0], ['true_class', *labels], rows)
+    worst.write_csv(paths[0], ['true_class', *labels], rows)
     draw(matrix, labels, paths[1], title=name)
   (wrong,) = np.nonzero(true != predicted)
   keys = p.index, -p.predicted_probability, p.true_log_probability
@@ -83,12 +57,8 @@ def _write(folder, name, p, labels, source):
     )
     for file, i in zip(files, wrong)
   ]
-  paths.append(folder / f'misclassified-{name}.csv')
-  _write_csv(paths[-1], MISCLASSIFIED, rows)
-  # A data set need not consist of files, and files may move.
-  with contextlib.suppress(OSError):  # of Pillow: a page can do without images
-    images = {i: _thumbnail(source[i]['image']) for *_, i in rows[:_IMAGES]}
-    write_atomically(folder / f'thumbnails-{name}.json', json.dumps(images))
+  kind = 'misclassified'
+  paths.append(worst.write(folder, kind, name, MISCLASSIFIED, rows, source))
   return paths
 
 
@@ -112,24 +82,6 @@ def count(
   """Return the matrix [K, K] of counts: rows are true, columns predicted."""
   counts = np.bincount(true * num_classes + predicted, minlength=num_classes**2)
   return counts.reshape(num_classes, num_classes)
-
-
-def _write_csv(path, header, rows):
-  write_atomically(path, ''.join(map(csv_line, [header, *rows])).encode())
-
-
-def _thumbnail(pixels):
-  """Return a small PNG or JPEG in base64 of uint8 [H, W, C], or of a file."""
-  from PIL import Image
-
-  if isinstance(pixels, bytes):
-    image = Image.open(io.BytesIO(pixels)).convert('RGB')
-  else:
-    image = Image.fromarray(pictures.rgb(np.asarray(pixels)))
-  image.thumbnail((_PX, _PX))
-  file = io.BytesIO()  # JPEG blurs small drawings
-  image.save(file, 'PNG' if max(image.size) < 96 else 'JPEG')
-  return base64.b64encode(file.getvalue()).decode()
 
 
 def draw(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config, tree
+from vit_jax.data.targets import Classes, Targets
 from vit_jax.data.transforms import Resize
 from vit_jax.models import posemb
 from vit_jax.models.dense import Normalize
@@ -45,7 +46,9 @@ class Weights:
     transforms: convert a decoded image to one of image_shape, in order. None:
       resized as in the paper's code, without keeping the aspect ratio.
     class_names: names of the outputs, or None.
-    activation: converts logits to probabilities, 'softmax' or 'sigmoid'.
+    activation: converts logits to probabilities, 'softmax' or 'sigmoid', or is
+      'identity', for numbers.
+    targets: kind of the labels that the model was trained on.
     origin: text that says what was read.
     notes: changes of the parameters other than renaming.
     step: training step, or 0.
@@ -58,7 +61,8 @@ class Weights:
   preprocess: Callable[..., Any] = dataclasses.field(default_factory=Normalize)
   transforms: tuple[Callable[..., Any], ...] = None  # type: ignore[assignment]
   class_names: list[str] | None = None
-  activation: Literal['softmax', 'sigmoid'] = 'softmax'
+  activation: Literal['softmax', 'sigmoid', 'identity'] = 'softmax'
+  targets: Targets = Classes()
   origin: str = ''
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0

@@ -25,6 +25,7 @@ from etils import epath
 from vit_jax import config, tree
 from vit_jax.config.values import hints_of, misfit
 from vit_jax.io.files import read_json, write_json
+from vit_jax.models.pooling import Head
 from vit_jax.models.vit import Classifier, VisionTransformer, as_pair
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.types import PathLike, UserError
@@ -47,7 +48,7 @@ NPZ_FORMATS = ('vit_jax', 'npz')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json', '.onnx')
 # What model.json and NAME.json have: objects, and plain values.
-_OBJECTS = ('model', 'preprocess', 'transforms')
+_OBJECTS = ('model', 'preprocess', 'transforms', 'targets')
 _USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation')
 _WEB = ('http://', 'https://')
 _PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
@@ -292,6 +293,10 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
     try:
       if format == 'npz' and type(weights.model) is VisionTransformer:
         weights = bundle.with_table(weights)  # which NAME.json describes
+      if isinstance(head := getattr(weights.model, 'head', None), Head):
+        head, params = head.plain(weights.params)
+        model = weights.model.clone(head=head)
+        weights = dataclasses.replace(weights, model=model, params=params)
       arrays, texts = _WRITERS[format].write(weights)
     except UserError as e:
       raise UserError(

@@ -5,8 +5,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax.data.targets import Classes, Targets
 from vit_jax.io import terminal
 from vit_jax.types import Seed, UserError
+
+_CLASSES = ['functional', 'defective']
+GRADES = ('0', '1/3', '2/3', '1')
 
 
 class Elpv:
@@ -23,26 +27,34 @@ class Elpv:
     split: 'train', 75% of each class, or 'test', the others.
     seed: chooses one of these divisions.
     channels: 3: three equal ones, as weights of colour images expect.
+    targets: by default 'class', which is 'functional' or 'defective'. There are
+      also 'probability', 0, 1/3, 2/3 or 1, and 'grade', the same as a name.
   """
-
-  class_names = ('functional', 'defective')
-  num_classes = 2
 
   def __init__(
     self,
     split: Literal['train', 'test'],
     seed: Seed = 0,
     channels: Literal[1, 3] = 1,
+    targets: Targets = Classes(),
   ) -> None:
     from sklearn import model_selection  # takes a second
 
-    images, labels = _cells()
+    images, table = _cells()
+    labels, names = targets.encode(
+      'ELPV', {k: table[k] for k in targets.columns or ('class',)}, _CLASSES
+    )
     parts = model_selection.train_test_split(
-      np.arange(len(labels)), test_size=0.25, stratify=labels, random_state=seed
+      np.arange(len(labels)),
+      test_size=0.25,
+      stratify=table['class'],
+      random_state=seed,
     )
     rows = np.sort(parts[split == 'test'])
     self._rows, self._images, self._labels = rows, images, labels[rows]
-    self._channels = channels
+    self._channels, self.targets = channels, targets
+    self.class_names = tuple(names or ())
+    self.num_classes = len(self.class_names)
 
   def __len__(self) -> int:
     return len(self._rows)
@@ -50,10 +62,10 @@ class Elpv:
   def __getitem__(self, index: int) -> dict[str, Any]:
     # A copy, because the caller may modify it.
     image = np.repeat(self._images[self._rows[index]], self._channels, axis=-1)
-    return {'image': image, 'label': int(self._labels[index])}
+    return {'image': image, 'label': self._labels[index]}
 
   def labels(self) -> np.ndarray:
-    """Return the labels of all examples: int32 [n]."""
+    """Return the labels of all examples: int32 [n] or float32 [n, K]."""
     return self._labels.copy()
 
   def describe(self, index: int) -> str:
@@ -63,7 +75,7 @@ class Elpv:
 
 @functools.cache
 def _cells():
-  """Return all images, uint8 [n, 300, 300, 1], and labels, int32 [n]."""
+  """Return all images, uint8 [n, 300, 300, 1], and columns of labels."""
   try:
     from elpv_dataset.utils import load_dataset
   except ImportError as error:
@@ -76,4 +88,8 @@ def _cells():
     'use), https://github.com/zae-bayern/elpv-dataset'
   )
   images, probability, _ = load_dataset()
-  return images[..., None], (probability >= 0.5).astype(np.int32)
+  return images[..., None], {
+    'class': [_CLASSES[int(x >= 0.5)] for x in probability],
+    'probability': probability,
+    'grade': [GRADES[round(3 * x)] for x in probability],
+  }

@@ -1,0 +1,81 @@
+"""Files of the predictions of evaluators, and the worst with their images.
+
+KIND-NAME.csv          one row for each example, worst first
+thumbnails-NAME.json   images of the worst, for the page of the run: {index: PNG
+                       or JPEG file in base64}
+"""
+
+import base64
+import contextlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from vit_jax.io.files import csv_line, write_atomically
+from vit_jax.reports import pictures
+from vit_jax.types import PathLike
+
+_IMAGES, _PX = 24, 160
+
+
+def write_all(
+  workdir: PathLike,
+  evaluators: Mapping[str, Any],
+  *,
+  class_names: Sequence[str] | None = None,
+) -> list[epath.Path]:
+  """Write the files of each evaluator that has predictions, on the first host.
+
+  `class_names` are of all classes, if the data has no names. Returns the paths.
+  """
+  paths = []
+  for name, evaluator in evaluators.items():
+    p = getattr(evaluator, 'predictions', None)
+    if p and jax.process_index() == 0:
+      source = evaluator.data.source
+      paths += p.write(epath.Path(workdir), name, source, class_names)
+  return paths
+
+
+def write(
+  folder: epath.Path,
+  kind: str,
+  name: str,
+  header: Sequence[str],
+  rows: Sequence[Sequence[Any]],
+  source: Any,
+) -> epath.Path:
+  """Write KIND-NAME.csv, whose last column is the index, and thumbnails."""
+  path = folder / f'{kind}-{name}.csv'
+  write_csv(path, header, rows)
+  # A data set need not consist of files, and files may move.
+  with contextlib.suppress(OSError):  # of Pillow: a page can do without images
+    images = {i: _thumbnail(source[i]['image']) for *_, i in rows[:_IMAGES]}
+    write_atomically(folder / f'thumbnails-{name}.json', json.dumps(images))
+  return path
+
+
+def write_csv(
+  path: epath.Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> None:
+  """Write a table, whose cells may have any characters."""
+  write_atomically(path, ''.join(map(csv_line, [header, *rows])).encode())
+
+
+def _thumbnail(pixels):
+  """Return a small PNG or JPEG in base64 of uint8 [H, W, C], or of a file."""
+  from PIL import Image
+
+  if isinstance(pixels, bytes):
+    image = Image.open(io.BytesIO(pixels)).convert('RGB')
+  else:
+    image = Image.fromarray(pictures.rgb(np.asarray(pixels)))
+  image.thumbnail((_PX, _PX))
+  file = io.BytesIO()  # JPEG blurs small drawings
+  image.save(file, 'PNG' if max(image.size) < 96 else 'JPEG')
+  return base64.b64encode(file.getvalue()).decode()
