@@ -5,9 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+import sklearn.metrics
 
-from vit_jax.objectives import classification
-from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
+from vit_jax.models.pooling import ScaledHead
+from vit_jax.objectives import classification, mixing
+from vit_jax.objectives.classification import (
+  huber,
+  sigmoid_xent,
+  softmax_xent,
+  squared_error,
+)
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (6, 2, 2, 3), np.uint8)
@@ -87,6 +94,64 @@ def test_labels_above_a_threshold():
   np.testing.assert_allclose(loss, expected, rtol=1e-6)
   # Class numbers remain as they are.
   assert run(sigmoid_xent, LABELS, threshold=0.5) == run(sigmoid_xent, LABELS)
+
+
+MISSING = np.where(RNG.random((6, 5)) < 0.3, np.nan, SOFT > 0.1)
+MISSING[1] = np.nan
+
+
+def value_and_gradient(loss_fn, labels):
+  def loss(logits):
+    return loss_fn.compare(logits, jnp.asarray(labels, jnp.float32))[0]
+
+  return jax.value_and_grad(loss)(jnp.asarray(logits(), jnp.float32))
+
+
+def test_missing_labels_and_weights_of_positive_ones():
+  loss_fn = sigmoid_xent(Linear(), preprocess=None, positive_weights=WEIGHTS)
+  loss, gradient = value_and_gradient(loss_fn, MISSING)
+  expected, p, known = 0.0, scipy.special.expit(logits()), ~np.isnan(MISSING)
+  for i in range(5):
+    true = MISSING[known[:, i], i]
+    expected += sklearn.metrics.log_loss(
+      *(true, p[known[:, i], i]),
+      **{'normalize': False, 'labels': [0, 1]},
+      sample_weight=np.where(true == 1, WEIGHTS[i], 1),
+    )
+  np.testing.assert_allclose(loss, expected / 6, rtol=1e-6)
+  of_each = np.where(MISSING == 1, WEIGHTS * (p - 1), p)
+  expected = np.where(known, of_each, 0) / 6
+  np.testing.assert_allclose(gradient, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize('delta', [None, 0.5])
+def test_errors_of_numbers_are_relative_to_their_deviation(delta):
+  labels = MISSING + np.where(known := ~np.isnan(MISSING), logits() / 2, 0)
+  std = np.arange(1.0, 6.0)
+  model = Linear()
+  model.head = ScaledHead(moments=tuple((7.0, x) for x in std))
+  kind = squared_error if delta is None else huber
+  options = {} if delta is None else {'delta': delta}
+  loss_fn = kind(model, preprocess=None, **options)
+  loss, gradient = value_and_gradient(loss_fn, labels)
+  errors = np.where(known, logits() - np.nan_to_num(labels), 0) / std
+  of_each, slope = errors**2, 2 * errors
+  if delta:
+    of_each = scipy.special.huber(delta, errors)
+    slope = np.clip(errors, -delta, delta)
+  np.testing.assert_allclose(loss, of_each.mean(), rtol=1e-6)
+  np.testing.assert_allclose(gradient, slope / std / 30, atol=1e-7)
+  assert loss_fn.activation == 'identity'
+
+
+def test_a_missing_label_stays_missing_when_mixed():
+  one, other = jnp.array([1.0, jnp.nan, 0.0]), jnp.array([0.0, 1.0, jnp.nan])
+  for weight, expected in (
+    (0.25, [0.25, np.nan, np.nan]),
+    (1.0, one),
+    (0.0, other),
+  ):
+    np.testing.assert_array_equal(mixing._mean(weight, one, other), expected)
 
 
 def test_soft_targets_are_timms(timm_training):

@@ -90,8 +90,9 @@ class ScaledHead(Head):
   moments: tuple[tuple[float, float], ...] = dataclasses.field(kw_only=True)
 
   def convert(self, outputs: jax.Array) -> jax.Array:
-    mean, std = jnp.array(self.moments, jnp.float32).T
-    return mean + std * outputs
+    mean, std = np.array(self.moments, np.float32).T
+    shape = (1,) * (outputs.ndim - 1) + (-1,)
+    return mean.reshape(shape) + std.reshape(shape) * outputs
 
   def plain(self, params: dict[str, Any]) -> tuple[Head, dict[str, Any]]:
     mean, std = np.array(self.moments, np.float32).T

@@ -79,31 +79,30 @@ class CrossEntropy(OfLogits):
 
   mean_over_classes = False
 
-  def per_example(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
+  def losses(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Return the loss of each example: [B, K] -> [B]."""
-    return LOSSES[self.activation](logits, targets)
+    raise NotImplementedError
 
   def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
     num_classes = logits.shape[-1]
     targets = soft_targets(labels, num_classes, self.label_smoothing)
-    losses = self.per_example(logits, targets)
+    losses = self.losses(logits, targets)
+    true = soft_targets(labels, num_classes)
     if self.class_weights is not None:
-      true = soft_targets(labels, num_classes)
       sums = (true * jnp.array([self.class_weights], jnp.float32)).sum(axis=-1)
       losses = losses * (sums / jnp.maximum(true.sum(axis=-1), 1e-12))
     loss = jnp.mean(losses) / (num_classes if self.mean_over_classes else 1)
-    predicted = jnp.argmax(logits, axis=-1)
-    if labels.ndim == 1:
-      hits = predicted == labels
-    else:
-      found = jnp.take_along_axis(labels, predicted[:, None], axis=-1)[:, 0]
-      hits = found >= jnp.nanmax(labels, axis=-1, initial=1e-12)
+    predicted = jnp.argmax(logits, axis=-1, keepdims=True)
+    best = jnp.nanmax(true, axis=-1, keepdims=True, initial=1e-12)
+    hits = jnp.take_along_axis(true, predicted, axis=-1) >= best
     return loss, {'loss': loss, 'accuracy': jnp.mean(hits)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class softmax_xent(CrossEntropy):
   """Softmax cross-entropy, the paper's loss for fine-tuning."""
+
+  losses = staticmethod(optax.softmax_cross_entropy)  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -136,10 +135,10 @@ class sigmoid_xent(CrossEntropy):
       labels = jnp.where(jnp.isnan(labels), labels, above)
     return super().compare(logits, labels)
 
-  def per_example(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
-    if self.positive_weights is None:
-      return sigmoid_loss(logits, targets)
-    return sigmoid_loss(logits, targets, jnp.array(self.positive_weights))
+  def losses(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    weights = self.positive_weights
+    weights = 1.0 if weights is None else jnp.array([weights])
+    return sigmoid_loss(logits, targets, weights)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -184,8 +183,9 @@ def sigmoid_loss(
 ) -> jax.Array:
   """Return the loss of each example, summed over its known labels: -> [B]."""
   on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
-  terms = positive_weights * targets * on + (1 - targets) * off
-  return -jnp.sum(jnp.where(jnp.isnan(targets), 0, terms), axis=-1)
+  positive = positive_weights * jnp.nan_to_num(targets)
+  terms = positive * on + jnp.nan_to_num(1 - targets) * off
+  return -jnp.sum(terms, axis=-1)
 
 
 LOSSES = {'softmax': optax.softmax_cross_entropy, 'sigmoid': sigmoid_loss}
