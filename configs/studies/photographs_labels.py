@@ -14,7 +14,17 @@ Arguments (separated by commas):
   tiny       one seed, few steps, to check that it runs
 """
 
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from configs import arguments, common, labels, train_folder
+from vit_jax.data.pipeline import Data
+from vit_jax.evals.collect import Collector
+from vit_jax.types import ACCURACY
 
 KINDS = {  # name: (title, argument of train_folder.py, columns, scores)
   'classes': ('two classes', '', ('class',), (0.0, 1.0)),
@@ -31,6 +41,48 @@ METRICS = {
   'accuracy': 'accuracy',
   'mean_per_class_accuracy': 'mean over classes',
 }
+
+
+@dataclasses.dataclass(eq=False)
+class Defects:
+  """AUC, accuracy and mean over both classes of a score of at least 0.5.
+
+  The score is the mean of `values` under the probabilities of the classes, or
+  the model's number if they are None. `data` has the two classes of Elpv.
+  """
+
+  model: Any
+  preprocess: Any
+  mesh: Any
+  data: Data
+  values: Any = None
+
+  metrics = dict.fromkeys(METRICS, ACCURACY)
+
+  def __post_init__(self):
+    self._collect = Collector(
+      self._score, data=self.data, mesh=self.mesh, num_classes=2
+    )
+
+  def _score(self, params, batch):
+    images = self.preprocess(batch['image'])
+    out = self.model.apply({'params': params}, images)
+    if self.values is None:
+      return {'score': out[:, 0]}
+    return {'score': jax.nn.softmax(out) @ jnp.array(self.values)}
+
+  def run(self, params):
+    from sklearn import metrics
+
+    columns = self._collect(params)
+    true, score = columns['label'] == 1, columns['score']
+    hits = true == (score >= 0.5)
+    of_both = [hits[true].mean(), hits[~true].mean()]
+    return {
+      'auc': float(metrics.roc_auc_score(true, score)),
+      'accuracy': float(hits.mean()),
+      'mean_per_class_accuracy': float(np.mean(of_both)),
+    }
 
 
 def get_config(argument=''):
@@ -67,11 +119,12 @@ def train(args, name, seed):
   test = config.evals.test.data
   test.source = cells('test', targets=targets)
   kind.fit(config)
-  config.evals.cells = common.make(
-    'science.cells.Defects',
-    data=common.data(
-      cells('test'), test.transforms, batch_size=test.batch_size
-    ),
-    values=values,
+  images = common.data(
+    cells('test'), test.transforms, batch_size=test.batch_size
   )
+  config.evals.cells = {
+    'target': 'configs.studies.photographs_labels.Defects',
+    'data': images,
+    'values': values,
+  }
   return config

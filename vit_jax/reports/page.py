@@ -191,6 +191,7 @@ def _run(run):
     },
     'confusions': _by_evaluator(run.path, 'confusion', _confusion),
     'mistakes': _by_evaluator(run.path, 'misclassified', _mistakes),
+    'worst': _by_evaluator(run.path, 'worst', _mistakes),
     'times': [
       (phase, duration(seconds), f'{seconds / run.seconds:.1%}')
       for phase, seconds in run.phases.items()
@@ -359,9 +360,9 @@ def most_confused(
 
 
 def _mistakes(path, rows):
-  """Return the number of rows of misclassified-NAME.csv, and the worst."""
-  name = path.stem.replace('misclassified', 'thumbnails')
-  saved = path.with_name(f'{name}.json')
+  """Return the number of rows of KIND-NAME.csv, and the worst."""
+  name = path.stem.partition('-')[2]
+  saved = path.with_name(f'thumbnails-{name}.json')
   images = json.loads(saved.read_text()) if saved.exists() else {}
   header, *rows = rows
   worst = [
