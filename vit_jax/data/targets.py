@@ -23,6 +23,7 @@ from vit_jax.types import UserError
 Columns = Mapping[str, Sequence[Any]]  # cells by the name of the column
 Names = list[str] | None
 _INT = re.compile(r'-?(0|[1-9]\d*)', re.ASCII)  # '01' is a name
+_DECIMAL = re.compile(r'-?\d+\.\d+', re.ASCII)
 _BITS = {'0': 0.0, '1': 1.0, 'true': 1.0, 'false': 0.0, '': np.nan}
 _BITS['-1'] = np.nan
 
@@ -74,9 +75,13 @@ class Classes(Targets):
     missing = {'', '-1'} - {*(names or ())}
     texts = ['' if (text := _text(x)) in missing else text for x in values]
     found = {*texts} - {''}
-    if not found:
-      raise UserError(f'{where}: all labels in {key} are missing.')
-    if not all(map(_INT.fullmatch, found)) or found <= {*(names or ())}:
+    others = [x for x in found if not _INT.fullmatch(x)]
+    if names is None and others and all(map(_DECIMAL.fullmatch, others)):
+      raise UserError(
+        f'{where}: {key} has numbers such as {min(others)}. Expected classes. '
+        f'Numbers are number={key}, and grades order=A<B<C, see docs/labels.md.'
+      )
+    if others or found <= {*(names or ())}:
       names = sorted(found) if names is None else names
       labels = np.full(len(texts), -1, np.int32)
       labels[np.array(texts) != ''] = indices(where, filter(None, texts), names)
@@ -210,7 +215,7 @@ def _text(cell):
 
 
 def _is_list(cell):
-  return isinstance(cell, list | tuple | np.ndarray)
+  return isinstance(cell, list | tuple | dict | np.ndarray)
 
 
 def _as_list(cell):

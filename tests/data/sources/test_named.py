@@ -19,6 +19,7 @@ from vit_jax.data.sources.hugging_face import HuggingFace
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.data.subsets import Slice, fingerprint
+from vit_jax.data.targets import Classes
 
 datasets = pytest.importorskip('datasets')
 
@@ -275,7 +276,7 @@ def test_names_that_nothing_can_be_opened_from(root, name, options, words):
     ([[0.5, 1], [0, 1]], None, [[0.5, 1], [0, 1]], None),
     ([[0.5, 1], [0, 1]], 'ab', [[0.5, 1], [0, 1]], 'ab'),
     (['a', 'x'], 'abc', "['x']", None),
-    ([None, None], None, 'None', None),
+    ([None, None], None, 'all labels in x are missing', None),
     ([0.5], None, '0.5', None),
   ],
 )
@@ -283,10 +284,10 @@ def test_kinds_of_labels(values, names, expected, classes):
   names = None if names is None else [*names]
   if isinstance(expected, str):
     with pytest.raises(ValueError) as error:
-      tables.encode('here', values, names)
+      tables.labelled('here', Classes(), {'x': values}, names)
     assert 'here' in str(error.value) and expected in str(error.value)
     return
-  found, known = tables.encode('here', values, names)
+  found, known = Classes().encode('here', {'x': values}, names)
   np.testing.assert_array_equal(found, expected)
   assert found.dtype == (np.float32 if found.ndim > 1 else np.int32)
   assert known == (None if classes is None else [*classes])

@@ -14,6 +14,8 @@ from etils import epath
 
 from vit_jax.data.sources import image_files, tables
 from vit_jax.data.sources.image_files import is_image, is_shown, some, walk
+from vit_jax.data.sources.listed import Table, numbers
+from vit_jax.data.targets import Classes, Columns, Targets
 from vit_jax.types import MACHINE, PathLike, UserError
 
 # Names of splits, in lower case: 'train2017', 'seg_test', 'valset'.
@@ -25,12 +27,12 @@ _MOST_CHECKED = 50_000  # files, in a few seconds
 
 
 class Folder:
-  """Images in class folders, or listed in a CSV file.
+  """Images in class folders, or listed in a table.
 
-    path/CLASS/**/IMAGE            Folder(path)
-    path/SPLIT/CLASS/**/IMAGE      Folder(path, split='train')
-    a CSV of path, label[, split]  Folder(path, csv='labels.csv')
-    path/**/IMAGE                  Folder(path, classes=False)
+    path/CLASS/**/IMAGE         Folder(path)
+    path/SPLIT/CLASS/**/IMAGE   Folder(path, split='train')
+    a CSV, TSV or parquet file  Folder(path, csv='labels.csv')
+    path/**/IMAGE               Folder(path, classes=False)
 
   Images end in one of `image_files.ENDINGS`, in lower or upper case. Files that
   begin with '.', and folders that begin with '.' or '@' or are __MACOSX, are
@@ -38,13 +40,17 @@ class Folder:
   sorted by name (as text: '10' < '2') over all splits that share one of them,
   so that the splits agree, or have the order of `class_names`.
 
-  source[i] is {'image': the bytes of the file, 'label': int}.
+  source[i] is {'image': the bytes of the file, 'label': int or float [K]}, and
+  the other columns of the table.
 
   Args:
-    split: path of a sub-folder, or a value of the column 'split'.
-    csv: path of the CSV, relative to `path`. The paths in it are relative to
-      the CSV. With a header, the columns can have any order. Labels are names,
-      or ints that index `class_names`.
+    path: the folder; default: that of the table.
+    csv: path of the table, relative to `path`, see docs/data.md.
+    targets: kind of the labels in a table, see targets.py.
+    split: path of a sub-folder, or a value of the column `split_key`.
+    image_key: column of the images; default: see `listed.IMAGES`.
+    label_key: column of the label; default: see `listed.LABELS`.
+    group_key: column that is not the label.
     class_names: names of classes in order of labels; they may look like splits.
     channels, exif: how images are decoded, see pipeline.py.
     classes: whether folders are classes; if False, all labels are 0.
@@ -52,22 +58,38 @@ class Folder:
 
   def __init__(
     self,
-    path: Annotated[PathLike, MACHINE],
+    path: Annotated[PathLike | None, MACHINE] = None,
     *,
-    split: str | None = None,
     csv: Annotated[PathLike | None, MACHINE] = None,
+    targets: Targets = Classes(),
+    split: str | None = None,
+    split_key: str = 'split',
+    image_key: str | None = None,
+    label_key: str | None = None,
+    group_key: str | None = None,
     class_names: Sequence[str] | None = None,
     channels: Literal[1, 3] = 3,
     exif: bool = True,
     classes: bool = True,
   ) -> None:
-    self.channels, self.exif = channels, exif
-    root = epath.Path(path).expanduser()
-    # The folder that is searched for images; None: a CSV lists them.
+    self.channels, self.exif, self.targets = channels, exif, targets
+    root = epath.Path(path or os.path.dirname(csv or '')).expanduser()
+    # The folder that is searched for images; None: a table lists them.
     self.root = None if csv else os.fspath(root)
-    self._base = (root / csv).parent if csv else root / (split or '')
+    self._base = root if csv else root / (split or '')
+    self._columns: Columns = {}
+    self._missing: list[int] = []  # rows of the table without a file
     if csv:
-      files, labels, names = _from_csv(root / csv, split, class_names)
+      table = root / os.path.expanduser(csv if path else os.path.basename(csv))
+      listed = Table(table, os.fspath(root), image_key)
+      if classes:
+        others = split_key, group_key
+        listed.encode(targets, label_key, others, class_names)
+      if split is not None:
+        listed.choose(split, split_key)
+      files, self._missing = listed.files()
+      labels, names = listed.labels, listed.names
+      self._columns = {k: numbers(listed.column(k)) for k in listed.columns}
     elif classes:
       files, labels, names = _from_folders(root, split, class_names)
     else:
@@ -78,25 +100,38 @@ class Folder:
     self._labels = labels
     self.class_names: list[str] | None = names
     self.num_classes: int | None = None if names is None else len(names)
+    if labels.ndim > 1:
+      self.num_classes = int(labels.shape[-1])
 
   def __len__(self) -> int:
     return len(self._labels)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image = image_files.read(self._base / self.file_name(index))
-    return {'image': image, 'label': int(self._labels[index])}
+    image, label = self._base / self.file_name(index), self._labels[index]
+    return {
+      **{name: cells[index] for name, cells in self._columns.items()},
+      'image': image_files.read(image),
+      'label': label if label.ndim else int(label),
+    }
 
   def check_files(self, remedy: str) -> None:
     """Raise UnreadableError with visibly broken files, if they are local."""
-    if '://' not in os.fspath(self._base) and len(self) <= _MOST_CHECKED:
-      image_files.check(tuple(map(self.describe, range(len(self)))), remedy)
+    if '://' not in os.fspath(self._base):
+      is_large = len(self) > _MOST_CHECKED
+      checked = self._missing if is_large else range(len(self))
+      image_files.check(tuple(map(self.describe, checked)), remedy)
 
   def labels(self) -> np.ndarray:
-    """Return the labels of all examples: int32 [n]."""
+    """Return the labels of all examples: int32 [n] or float32 [n, K]."""
     return self._labels.copy()
 
+  def column(self, name: str) -> Sequence[Any]:
+    """Return the cells of a column of the table, numbers if all are."""
+    tables.check(f'{self._base}', self._columns, column=name)
+    return self._columns[name]
+
   def file_name(self, index: int) -> str:
-    """Return the path of the file, relative to the folder or the CSV."""
+    """Return the path of the file, relative to the folder."""
     return os.fsdecode(self._files[index])
 
   def describe(self, index: int) -> str:
@@ -203,19 +238,3 @@ def check_images(
   if others:
     text = f'ignored files that are not images{below} {some(others)}'
     tables.say_once(f'{where}: {text}')
-
-
-def _from_csv(path, split, names):
-  """Return (paths relative to the folder of the CSV, labels, class names)."""
-  table = tables.read(path)
-  # All splits have the same classes.
-  labels, names = tables.encode(f'{path}', table['label'], names)
-  keep = np.full(len(labels), True)
-  if split is not None:
-    keep = np.array([x == split for x in table.get('split', [])])
-    if not keep.any():
-      raise UserError(
-        f'{path} has no split {split!r}. Its column "split" has'
-        f' {sorted({*table.get("split", [])})}.'
-      )
-  return np.array(table['path'])[keep].tolist(), labels[keep], names

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.data.sources import image_files, tables
+from vit_jax.data.sources import image_files, listed, tables
 from vit_jax.data.subsets import Example
+from vit_jax.data.targets import Classes, Targets
 from vit_jax.types import PathLike, UserError
 
 # Readers of files that are named themselves, by ending.
@@ -32,9 +33,11 @@ class HuggingFace:
     split: 'train', 'train[:90%]' (consecutive examples), 'train+validation'.
       Data that `save_to_disk` has written has no slices and sums.
     config: name of the configuration, for a data set that has several.
-    image_key: column of the image; default: the only column of images.
+    targets: kind of the labels, see targets.py.
+    image_key: column of the image, or of paths below the data; default: the
+      only column of images, else see `listed.IMAGES`.
     label_key: column of the label: a ClassLabel, ints, texts, or lists of K
-      numbers; default: 'label', or 'cls' of a WebDataset.
+      numbers; default: see `listed.LABELS`, 'cls', or the only ClassLabel.
     class_names: names of the classes in the order of their labels. Default:
       the names of the ClassLabel, else the sorted labels if they are texts.
     channels, exif: how images are decoded, see pipeline.py.
@@ -46,6 +49,7 @@ class HuggingFace:
     *,
     split: str = 'train',
     config: str | None = None,
+    targets: Targets = Classes(),
     image_key: str | None = None,
     label_key: str | None = None,
     class_names: Sequence[str] | None = None,
@@ -55,7 +59,7 @@ class HuggingFace:
     import datasets
     import huggingface_hub.constants as hub
 
-    self.channels, self.exif = channels, exif
+    self.channels, self.exif, self.targets = channels, exif, targets
     self._where = f'{os.fspath(name)} {split}'
     name = os.path.expanduser(name)
     try:
@@ -66,37 +70,39 @@ class HuggingFace:
     roots = folder, datasets.config.HF_DATASETS_CACHE, hub.HF_HUB_CACHE
     self._roots = tuple(os.path.abspath(x) + os.sep for x in roots)
     features = data.features
-    if image_key is None:
-      kinds = (k for k, v in features.items() if isinstance(v, datasets.Image))
-      image_key = next(kinds, 'image')
-    if label_key is None:
-      label_key = 'label' if 'label' in features else 'cls'
-    for argument, key in ('image_key', image_key), ('label_key', label_key):
-      if key not in features:
-        raise UserError(
-          f'{self._where} has no column {key!r} ({argument}). It has'
-          f' {", ".join(features)}.'
-        )
-    if isinstance(features[image_key], datasets.Image):
-      data = data.cast_column(image_key, datasets.Image(decode=False))
+    likely = listed.named(features, (*listed.LABELS, 'cls'))
+    likely = likely or _only(features, datasets.ClassLabel, ()) or 'label'
+    image = _only(features, datasets.Image, listed.IMAGES) or 'image'
+    keys = targets.columns or [label_key or likely]
+    for key in keys:
+      tables.check(self._where, features, label_key=key)
+    image_key = image_key or image
+    tables.check(self._where, features, image_key=image_key)
     self._key = image_key
-    self._columns = {k: data.select_columns([k]) for k in features}
-    self._labels, names = tables.encode(
-      f'The column {label_key!r} of {self._where}',
-      data.with_format(None)[label_key][:],
-      class_names or getattr(features[label_key], 'names', None),
+    if isinstance(features[self._key], datasets.Image):
+      data = data.cast_column(self._key, datasets.Image(decode=False))
+    kind = getattr(features[keys[0]], 'feature', features[keys[0]])
+    rows, self._labels, self.class_names = tables.labelled(
+      self._where,
+      targets,
+      {key: data.with_format(None)[key][:] for key in keys},
+      class_names or getattr(kind, 'names', None),
     )
-    self.class_names: list[str] | None = names
+    data = data if len(rows) == len(data) else data.select(rows)
+    self._columns = {k: data.select_columns([k]) for k in features}
+    names = self.class_names
     self.num_classes: int | None = None if names is None else len(names)
     if self._labels.ndim > 1:
-      self.num_classes = self._labels.shape[1]
+      self.num_classes = int(self._labels.shape[-1])
 
   def __len__(self) -> int:
     return len(self._labels)
 
   def __getitem__(self, index: int) -> Mapping[str, Any]:
     image, label = self._value(index, self._key), self._labels[index]
-    if isinstance(image, Mapping):
+    if isinstance(image, str):
+      image = self._read(image)
+    elif isinstance(image, Mapping):
       image = image['bytes'] or (image['path'] and self._read(image['path']))
     if image is None:
       raise UserError(f'The column {self._key!r} is empty.')
@@ -111,18 +117,31 @@ class HuggingFace:
   def describe(self, index: int) -> str:
     """Return data set, split and index, and the path if there is one."""
     image = self._value(index, self._key)
-    path = image.get('path') if isinstance(image, Mapping) else None
+    path = image.get('path') if isinstance(image, Mapping) else image
+    path = path if isinstance(path, str) else None
     return f'{self._where}[{index}]' + (f' ({path})' if path else '')
+
+  def column(self, name: str) -> Sequence[Any]:
+    """Return the values of a column."""
+    tables.check(self._where, self._columns, column=name)
+    return self._columns[name].with_format(None)[name][:]
 
   def _value(self, index, key):
     return self._columns[key][int(index)][key]
 
   def _read(self, path):
     """Return the bytes of an image file below the data set, or in a cache."""
-    path = os.path.abspath(path)
+    below = os.path.join(self._roots[0], path)
+    path = os.path.abspath(below if os.path.exists(below) else path)
     if not path.startswith(self._roots):
       raise UserError(f'The image {path} is not below {self._roots[0]}.')
     return image_files.read(path)
+
+
+def _only(features, kind, names):
+  """Return the only column of this kind, or the first of the names."""
+  found = [k for k, v in features.items() if isinstance(v, kind)]
+  return found[0] if len(found) == 1 else listed.named(found or features, names)
 
 
 def _load(name, split, config):

@@ -1,11 +1,14 @@
 """Image files by path or URL (gs://, s3://): found, read, decoded."""
 
+import collections
 import concurrent.futures
 import functools
 import glob
 import os
+import posixpath
 import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -70,6 +73,51 @@ def _refuse(error):
   """Raise an error of a folder that is there, but cannot be listed."""
   if not isinstance(error, FileNotFoundError):
     raise error
+
+
+class Files:
+  """The shown files below a folder, found by the texts of a table.
+
+  A text is a path relative to the folder of the table or to `root`, or the end
+  of a path. The ending of an image may be missing or in another case.
+  """
+
+  def __init__(self, root: str, table: PathLike) -> None:
+    self.root, self._base = root, posixpath.dirname(table)
+    start = posixpath.join(root, '')
+    self._start = posixpath.join(self._base, '').removeprefix(start)
+    self._known, self._near = {*walk(root)}, collections.defaultdict(list)
+    for path in sorted(self._known):
+      self._near[posixpath.basename(_stem(path))].append(path)
+
+  def find(self, text: str) -> list[str]:
+    """Return the paths of the files that a text names, relative to `root`."""
+    end = re.sub(r'^(\.{0,2}/)+', '', text.replace('\\', '/'))
+    for path in (self._start + end, end):
+      if path in self._known:
+        return [path]
+    near = self._near.get(posixpath.basename(_stem(end)), ())
+    paths = [(x, f'/{y}') for x in near for y in {_form(x), _stem(x)}]
+    ends = f'/{self._start}{_form(end)}', f'/{_form(end)}'
+    for whole in ends:
+      if found := [x for x, path in paths if path == whole]:
+        return found
+    found = [x for x, y in paths if f'/{self.root}{y}'.endswith(ends[1])]
+    path = os.path.join(self._base, text)  # also links and other folders
+    is_other = '/' in text and not found and os.path.isfile(path)
+    return [os.path.abspath(path)] if is_other else found
+
+
+def _stem(path):
+  """Return the path without the ending of an image, in NFC."""
+  end = path.rfind('.') if is_image(path) else None
+  return unicodedata.normalize('NFC', path[:end])
+
+
+def _form(path):
+  """Return the path in NFC, with the ending of an image in lower case."""
+  start = _stem(path)
+  return start + (posixpath.splitext(path)[1].lower() if is_image(path) else '')
 
 
 def find(patterns: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.hugging_face import FILES, SAVED, HuggingFace
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.data.subsets import Slice, Source
+from vit_jax.data.targets import Targets
 from vit_jax.types import MACHINE, PathLike, UserError
 
 _READERS: dict[str, Any] = {'folder': Folder, 'tfds': Tfds, 'hf': HuggingFace}
@@ -21,11 +22,14 @@ _WITH_SPLIT = re.compile(r'(.+):([A-Za-z_][\w.-]*(?:\[[^\]]*\])?(?:\+.*)?)')
 
 
 def open_source(
-  path: Annotated[PathLike, MACHINE],
+  path: Annotated[PathLike | None, MACHINE] = None,
   *,
-  split: str | None = None,
-  stratified: bool = False,
   csv: Annotated[PathLike | None, MACHINE] = None,
+  targets: Targets | None = None,
+  split: str | None = None,
+  split_key: str | None = None,
+  group_key: str | None = None,
+  stratified: bool = False,
   image_key: str | None = None,
   label_key: str | None = None,
   class_names: PathLike | Sequence[str] | None = None,
@@ -43,14 +47,17 @@ def open_source(
   'folder', or what the files in the folder or its ending say.
 
   Args:
+    path: the name; default: the folder of `csv`.
+    csv: a table of images, see `Folder`.
+    targets: kind of the labels; default: classes, see targets.py.
     split: a split, if it is not in the name, and a slice in shuffled order, see
       `subsets.Slice`: 'train[:90%]', or '[:90%]' of all.
     stratified: whether the slice takes the same fraction of each class.
-    csv, image_key, label_key, channels, exif: passed to the source.
+    split_key, image_key, label_key, channels, exif: passed to the source.
     class_names: list of names, or a file with one name per line.
     classes: False: a folder without labels, with images anywhere below it.
   """
-  kind, name = _kind_and_name(os.fspath(path))
+  kind, name = _kind_and_name(os.fspath(path)) if path else ('folder', '')
   start, bracket, rest = (split or '').partition('[')
   if kind != 'folder' and not start and (match := _WITH_SPLIT.fullmatch(name)):
     name, start = match.groups()
@@ -62,6 +69,9 @@ def open_source(
   options: dict[str, Any] = {
     'split': start or None,
     'csv': csv,
+    'targets': targets,
+    'split_key': split_key,
+    'group_key': group_key if kind == 'folder' else None,
     'image_key': image_key,
     'label_key': label_key,
     'class_names': tables.class_names(class_names),

@@ -1,13 +1,11 @@
-"""Tables and lists of labels: text to class numbers."""
+"""Columns and names of labels."""
 
 import collections
-import csv
 import functools
-import io
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,54 +17,33 @@ from vit_jax.types import PathLike, UserError
 say_once = functools.cache(terminal.say)  # evaluators read the same folder
 
 
-def read(path: PathLike) -> dict[str, list[str]]:
-  """Return the columns of a CSV: {'path': [...], 'label': [...], ...}.
-
-  The first row is a header if it has 'path' and 'label', the default columns.
-  """
-  text = epath.Path(path).read_bytes().decode('utf-8-sig', 'surrogateescape')
-  lines = csv.reader(io.StringIO(text, newline=''))
-  rows = [[x.strip() for x in row] for row in lines if row]
-  columns = ['path', 'label']
-  if rows and {*columns} <= {*rows[0]}:
-    columns, *rows = rows
-  short = [row for row in rows if len(row) < len(columns)]
-  if short or not rows:
-    what = f'the row {short[0]}' if short else 'no rows'
-    raise UserError(f'{path} has {what}. Expected the columns {columns}.')
-  return {name: [row[i] for row in rows] for i, name in enumerate(columns)}
+def check(where: str, columns: Iterable[str], **keys: str | None) -> None:
+  """Refuse a column that is not there: argument=name."""
+  for argument, key in keys.items():
+    if key is not None and key not in columns:
+      raise UserError(
+        f'{where} has no column {key!r} ({argument}). It has'
+        f' {", ".join(columns)}.'
+      )
 
 
-def encode(
-  where: str, values: Sequence[Any], names: Sequence[str] | None
-) -> tuple[np.ndarray, list[str] | None]:
-  """Return (labels int32 [n] or float32 [n, K], class names or None).
-
-  Args:
-    where: what has the labels; it begins error messages.
-    values: ints, class names, or lists of K numbers, one for each class. Texts
-      that are digits are ints, unless `names` has them.
-    names: class names; default: the sorted names, None if all are ints.
-  """
-  names = None if names is None else list(map(clean, names))
-  if any(isinstance(value, str) for value in values):
-    values = [clean(str(value)) for value in values]
-    different = {*values}
-    are_ints = all(x.removeprefix('-').isdecimal() for x in different)
-    if not are_ints or different <= set(names or ()):
-      names = sorted(different) if names is None else names
-      return indices(where, values, names), names
-    values = [int(value) for value in values]
-  found = np.array(values)
-  if found.ndim == 2 and found.dtype.kind in 'fiub':
-    return found.astype(np.float32), names
-  if found.ndim != 1 or found.dtype.kind not in 'iub':
-    raise UserError(
-      f'{where} has labels such as {values[0]!r}, of shape {found.shape} and'
-      f' type {found.dtype}. Each label must be an int, a class name, or a list'
-      ' with one number for each class.'
-    )
-  return found.astype(np.int32), names
+def labelled(
+  where: str,
+  targets: Any,
+  columns: Mapping[str, Sequence[Any]],
+  names: Sequence[str] | None = None,
+) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
+  """Return (rows with labels, their labels, names) by `targets.encode`."""
+  labels, names = targets.encode(where, columns, names)
+  missing = np.isnan(labels).all(1) if labels.ndim > 1 else labels < 0
+  what = f'labels in {", ".join(columns)}'
+  if missing.all():
+    raise UserError(f'{where}: all {what} are missing.')
+  if missing.any():
+    count = f'{missing.sum():,} of {len(labels):,} rows'
+    say_once(f'{where}: left out {count} without {what}')
+  rows = np.flatnonzero(~missing)
+  return rows, labels[rows], names
 
 
 @functools.cache
