@@ -156,6 +156,36 @@ def test_both_slices_have_each_class_with_two_examples(bound):
   assert sum(counts).tolist() == [3, 72, 2, 1]
 
 
+@pytest.mark.parametrize('stratified', [False, True])
+@pytest.mark.parametrize('bound', ['80%', '3%', '40', '-10%'])
+def test_slices_do_not_divide_groups(stratified, bound):
+  """78 examples of 13 groups in two classes; group 0 has 30 of them."""
+  groups = np.array([f'g{max(0, i % 43 - 30)}' for i in range(78)])
+  by_class = type('OfGroups', (Labelled,), {'labels': lambda _: [*groups]})
+  names = np.unique(groups)
+  of_group = dict(zip(names, np.arange(len(names)) % 2))
+  by_class.labels = lambda self: np.array([of_group[x] for x in groups])
+  train, test = (
+    Slice(by_class(), x, stratified=stratified, groups=groups)
+    for x in (f'[:{bound}]', f'[{bound}:]')
+  )
+  parts = [{*groups[x._indices]} for x in (train, test)]
+  assert not parts[0] & parts[1] and parts[0] | parts[1] == {*groups}
+  assert len(train) + len(test) == 78
+  if stratified and '%' in bound:  # both have groups of both classes
+    assert {*train.labels()} == {*test.labels()} == {0, 1}
+
+
+def test_slices_cut_groups_by_the_number_of_examples():
+  groups = np.repeat(np.arange(39), 2)
+  part = Slice(Labelled(), '[:50%]', groups=groups)
+  assert len(part) in (38, 40)
+  vectors = Slice(Vectors(), '[:50%]', stratified=True)
+  assert chosen(vectors) == chosen(Slice(Labelled(), '[:50%]'))
+  one = Slice(Labelled(), '[:90%]', groups=['a'] * 78)
+  assert len(one) == 78
+
+
 def test_unlabelled():
   view = pickle.loads(pickle.dumps(Unlabelled(Labelled())))
   assert len(view) == 78 and view.channels == 1
@@ -171,7 +201,6 @@ def test_unlabelled():
     (lambda: Subset(Labelled(), examples=79), ['79', '78']),
     (lambda: Subset(Labelled(), per_class=5, examples=17), ['17', '16']),
     (lambda: Subset(Vectors(), per_class=2), ['Vectors', '(78, 4)', 'Leave']),
-    (lambda: Slice(Vectors(), '[:5]', stratified=True), ['Vectors']),
     (lambda: Slice(Labelled(), 'train[:5]'), ["'train[:5]'"]),
     (lambda: Slice(Labelled(), '[78:]'), ["'[78:]'", 'no examples']),
   ],

@@ -166,40 +166,56 @@ class Slice(View):
   each contains all classes. The examples keep the order of the source.
 
   Args:
-    source: with int labels for `stratified`.
     bounds: '[:90%]', '[90%:]', '[100:200]'.
     stratified: whether each slice has nearly the same fraction of every class,
       also of small ones. Both sides of a bound in percent have at least one
       example of each class with two. A class with one is in the larger slice.
+      Other labels than classes are not stratified.
+    groups: group of each example, such as its patient. Examples of a group are
+      in the same slice, and the class of a group is its most frequent one.
   """
 
   def __init__(
-    self, source: Source, bounds: str, *, stratified: bool = False
+    self,
+    source: Source,
+    bounds: str,
+    *,
+    stratified: bool = False,
+    groups: Sequence[Any] | None = None,
   ) -> None:
     if not (match := _SLICE.fullmatch(bounds)):
       raise UserError(
         f"bounds={bounds!r} is not a slice. Expected e.g. '[:90%]'."
       )
     count = len(source)
-    order = _shuffled(count, seed=0)
-    if stratified:  # example j of n in a class is at (j + 1/2) / n of the order
-      classes = class_labels(source)[order]
-      rank, size = ranks(classes), np.bincount(classes)[classes]
-      by_place = np.argsort((rank + 0.5) / size, kind='stable')
-      order, rank, size = order[by_place], rank[by_place], size[by_place]
+    classes = labels(source) if stratified else np.zeros(count, int)
+    classes = classes if classes.ndim == 1 else np.zeros(count, int)
+    names, units, sizes = np.unique(
+      range(count) if groups is None else groups,
+      return_inverse=True,
+      return_counts=True,
+    )
+    order = _shuffled(len(names), seed=0)
+    # Unit j of n in a class is at (j + 1/2) / n of the order.
+    classes = _most_frequent(units, classes, len(names))[order]
+    rank, size = ranks(classes), np.bincount(classes)[classes]
+    by_place = np.argsort((rank + 0.5) / size, kind='stable')
+    order, rank, size = order[by_place], rank[by_place], size[by_place]
+    middle = np.cumsum(sizes[order]) - sizes[order] / 2
     slices = slice(*(_bound(text, count) for text in match.groups()))
-    before = [np.arange(count) < x for x in slices.indices(count)[:2]]
+    before = [middle < x for x in slices.indices(count)[:2]]
     for text, is_before in zip(match.groups(), before):
-      if stratified and text and text[-1] == '%' and int(text[:-1]) % 100:
+      has_both = stratified or groups is not None
+      if has_both and text and text[-1] == '%' and int(text[:-1]) % 100:
         is_before |= (rank == 0) & (size > 1)
         is_before &= (rank < size - 1) | (size == 1)
-    kept = order[before[1] & ~before[0]]
+    kept = np.flatnonzero(np.isin(units, order[before[1] & ~before[0]]))
     if not len(kept):
       raise UserError(
         f'The slice {bounds!r} of {type(source).__name__}, {count} examples,'
         ' contains no examples.'
       )
-    super().__init__(source, np.sort(kept))
+    super().__init__(source, kept)
 
 
 class Subset(View):
@@ -249,6 +265,15 @@ def _bound(text, count):
 def _shuffled(count, seed):
   """Return 0 to count - 1 in an order that all versions of numpy give."""
   return np.argsort(np.random.Philox(key=seed).random_raw(count), kind='stable')
+
+
+def _most_frequent(units, classes, count):
+  """Return the most frequent class of each unit: int [count]."""
+  known, classes = np.unique(classes, return_inverse=True)
+  pairs, times = np.unique(units * len(known) + classes, return_counts=True)
+  found, pairs = np.zeros(count, int), pairs[np.argsort(times, kind='stable')]
+  found[pairs // len(known)] = pairs % len(known)  # the last one stays
+  return found
 
 
 def few(classes: np.ndarray, per_class: int, seed: int) -> np.ndarray:

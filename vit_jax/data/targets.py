@@ -108,14 +108,16 @@ class Grades(Classes):
   def encode(
     self, where: str, columns: Columns, names: Names = None
   ) -> tuple[np.ndarray, Names]:
-    order = list(map(str, self.order))
-    cells = {_text(x) for column in columns.values() for x in column}
-    if unknown := sorted(cells - {'', '-1', *order}):
+    ((key, values),) = columns.items()
+    order = list(map(_text, self.order))
+    known = {str(i): x for i, x in enumerate(names or ()) if x in order}
+    cells = [known.get(x, x) for x in map(_text, values)]
+    if unknown := sorted({*cells} - {'', '-1', *order}):
       raise UserError(
-        f'{where}: {", ".join(columns)} has {unknown[:10]}, which are not in '
-        f'the order {" < ".join(order)}. Add them.'
+        f'{where}: {key} has {unknown[:10]}, which are not in the order '
+        f'{" < ".join(order)}. Add them.'
       )
-    return super().encode(where, columns, order)
+    return super().encode(where, {key: cells}, order)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ _SPLIT = re.compile(
   r'(.*[\W\d_])?(train|training|val|valid|validation|dev|tests?|testing|eval|'
   r'pred)([\W\d_]|sets?|images?|imgs?|data|simple)*'
 )
+_PATH, _CSV = '--config.data.source.path', '--config.data.source.csv'
 _MOST_CHECKED = 50_000  # files, in a few seconds
 
 
@@ -89,7 +90,7 @@ class Folder:
         listed.choose(split, split_key)
       files, self._missing = listed.files()
       labels, names = listed.labels, listed.names
-      self._columns = {k: numbers(listed.column(k)) for k in listed.columns}
+      self._columns = {k: numbers(listed.cells(k)) for k in listed.columns}
     elif classes:
       files, labels, names = _from_folders(root, split, class_names)
     else:
@@ -99,9 +100,7 @@ class Folder:
     self._files = np.array([os.fsencode(file) for file in files])
     self._labels = labels
     self.class_names: list[str] | None = names
-    self.num_classes: int | None = None if names is None else len(names)
-    if labels.ndim > 1:
-      self.num_classes = int(labels.shape[-1])
+    self.num_classes = tables.num_classes(labels, names)
 
   def __len__(self) -> int:
     return len(self._labels)
@@ -127,7 +126,7 @@ class Folder:
 
   def column(self, name: str) -> Sequence[Any]:
     """Return the cells of a column of the table, numbers if all are."""
-    tables.check(f'{self._base}', self._columns, column=name)
+    tables.check(f'{self._base}', self._columns, group_key=name)
     return self._columns[name]
 
   def file_name(self, index: int) -> str:
@@ -224,11 +223,15 @@ def check_images(
 ) -> None:
   """Refuse no images, and those of a run; name the files that are ignored."""
   others, below = sorted(others), ' in class sub-folders' if nested else ''
+  found_tables = [
+    x for x in others if re.fullmatch(r'[^/]+\.(csv|tsv|parquet)', x)
+  ]
+  table = f'. For a table, set {_CSV}={found_tables[0]}' if found_tables else ''
   if not found:
     raise UserError(
       f'{where} has no images{below}, and {len(others)} other files. Expected '
       f'{where}/{"CLASS/" if nested else ""}IMAGE with an ending of '
-      f'{", ".join(image_files.ENDINGS)}.'
+      f'{", ".join(image_files.ENDINGS)}{table}.'
     )
   if runs := [x for x in others if x.endswith('/resume.json')]:
     raise UserError(
@@ -236,5 +239,5 @@ def check_images(
       'Move it to another place: its images are not examples.'
     )
   if others:
-    text = f'ignored files that are not images{below} {some(others)}'
+    text = f'ignored files that are not images{below} {some(others)}{table}'
     tables.say_once(f'{where}: {text}')

@@ -90,10 +90,7 @@ class HuggingFace:
     )
     data = data if len(rows) == len(data) else data.select(rows)
     self._columns = {k: data.select_columns([k]) for k in features}
-    names = self.class_names
-    self.num_classes: int | None = None if names is None else len(names)
-    if self._labels.ndim > 1:
-      self.num_classes = int(self._labels.shape[-1])
+    self.num_classes = tables.num_classes(self._labels, self.class_names)
 
   def __len__(self) -> int:
     return len(self._labels)
@@ -123,7 +120,7 @@ class HuggingFace:
 
   def column(self, name: str) -> Sequence[Any]:
     """Return the values of a column."""
-    tables.check(self._where, self._columns, column=name)
+    tables.check(self._where, self._columns, group_key=name)
     return self._columns[name].with_format(None)[name][:]
 
   def _value(self, index, key):

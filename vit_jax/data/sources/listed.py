@@ -48,8 +48,8 @@ class Table:
     self.labels = np.zeros(len(self._rows), np.int32)
     self.names: Names = None
 
-  def column(self, name: str) -> Sequence[Any]:
-    """Return the cells of the rows that are left."""
+  def cells(self, name: str) -> Sequence[Any]:
+    """Return the cells of a column, in the rows that are left."""
     cells = self.columns[name]
     return [cells[i] for i in self._rows]
 
@@ -72,7 +72,7 @@ class Table:
   def choose(self, split: str, key: str) -> None:
     """Keep the rows of a split, in upper or lower case if one is like it."""
     tables.check(self.where, self.columns, split_key=key)
-    cells = [f'{x}' for x in self.column(key)]
+    cells = [f'{x}' for x in self.cells(key)]
     same = {x for x in cells if x.casefold() == split.casefold()}
     if split not in same and len(same) != 1:
       raise UserError(
@@ -92,7 +92,7 @@ class Table:
 
     The paths are relative to the root.
     """
-    cells = list(map(str, self.column(self._image_key)))
+    cells = list(map(str, self.cells(self._image_key)))
     found = [self._files.find(x) for x in cells]
     for cell, paths in zip(cells, found):
       if len(paths) > 1:

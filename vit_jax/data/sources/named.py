@@ -13,7 +13,7 @@ from vit_jax.data.sources.hugging_face import FILES, SAVED, HuggingFace
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.data.subsets import Slice, Source
 from vit_jax.data.targets import Targets
-from vit_jax.types import MACHINE, PathLike, UserError
+from vit_jax.types import MACHINE, PathLike, PathRule, UserError
 
 _READERS: dict[str, Any] = {'folder': Folder, 'tfds': Tfds, 'hf': HuggingFace}
 # Files that show the kind of a folder.
@@ -28,7 +28,7 @@ def open_source(
   targets: Targets | None = None,
   split: str | None = None,
   split_key: str | None = None,
-  group_key: str | None = None,
+  group_key: PathRule | None = None,
   stratified: bool = False,
   image_key: str | None = None,
   label_key: str | None = None,
@@ -53,6 +53,8 @@ def open_source(
     split: a split, if it is not in the name, and a slice in shuffled order, see
       `subsets.Slice`: 'train[:90%]', or '[:90%]' of all.
     stratified: whether the slice takes the same fraction of each class.
+    group_key: column of the patients or objects that no slice divides; or a
+      pattern, such as '(patient[0-9]+)', for a part of the path of the image.
     split_key, image_key, label_key, channels, exif: passed to the source.
     class_names: list of names, or a file with one name per line.
     classes: False: a folder without labels, with images anywhere below it.
@@ -85,7 +87,27 @@ def open_source(
   source = _READERS[kind](name, channels=channels, **options)
   if not bracket:
     return source
-  return Slice(source, bracket + rest, stratified=stratified)
+  groups = None if group_key is None else _groups(source, group_key)
+  return Slice(source, bracket + rest, stratified=stratified, groups=groups)
+
+
+def _groups(source, key):
+  """Return the group of each example: a cell, or a part of the path."""
+  if '(' not in key:
+    found = [str(x).strip() for x in source.column(key)]
+  else:
+    paths = map(source.file_name, range(len(source)))
+    matches = [re.search(key, x or '') for x in paths]
+    found = [x[x.lastindex or 0] if x else '' for x in matches]
+  none = [i for i, x in enumerate(found) if x in ('', 'None', 'nan')]
+  if none:
+    raise UserError(
+      f'group_key={key!r}: {source.describe(none[0])} and {len(none) - 1} more '
+      'have no group. Expected a column without empty cells, or a pattern '
+      "with a group in (), such as '(patient[0-9]+)', that every path has."
+    )
+  tables.say_once(f'group_key={key!r}: {len({*found}):,} groups stay whole')
+  return found
 
 
 def _kind_and_name(text):

@@ -23,7 +23,7 @@ def check(where: str, columns: Iterable[str], **keys: str | None) -> None:
     if key is not None and key not in columns:
       raise UserError(
         f'{where} has no column {key!r} ({argument}). It has'
-        f' {", ".join(columns)}.'
+        f' {", ".join(columns) or "none"}.'
       )
 
 
@@ -44,6 +44,13 @@ def labelled(
     say_once(f'{where}: left out {count} without {what}')
   rows = np.flatnonzero(~missing)
   return rows, labels[rows], names
+
+
+def num_classes(labels: np.ndarray, names: Sequence[str] | None) -> int | None:
+  """Return the number of classes, labels or numbers, if it is known."""
+  if labels.ndim > 1:
+    return labels.shape[1]
+  return None if names is None else len(names)
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """TFDS data sets in ArrayRecord files, read without TensorFlow."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -9,7 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from etils import epath
 
+from vit_jax.data.sources import tables
 from vit_jax.data.subsets import Example, stack_labels
+from vit_jax.data.targets import Classes, Targets
 from vit_jax.types import MACHINE, PathLike, UserError
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
@@ -20,7 +21,8 @@ _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
 class Tfds:
   """A split of a TFDS data set; images stay encoded until they are needed.
 
-  source[i] is {'image': the encoded bytes, 'label': int or float [K]}.
+  source[i] is {'image': the encoded bytes, 'label': int or float [K]}. With
+  other `targets` than classes, all records are read first.
   `num_classes` and `class_names` come from `label_fn`, or from a ClassLabel
   feature; they are None for other labels.
 
@@ -29,6 +31,7 @@ class Tfds:
       URL of a folder with dataset_info.json.
     split: TFDS split, with slices and sums: 'train[:800]+validation[:200]'.
     data_dir: folder of the data sets; default: TFDS's own.
+    targets: kind of the labels, see targets.py.
     image_key, label_key: features with the image and the label.
     label_fn: computes the label, an int or a float vector [K], from the value
       of the feature `label_key`: a number, an array, text as bytes, or for
@@ -42,6 +45,7 @@ class Tfds:
   _: dataclasses.KW_ONLY
   split: str
   data_dir: Annotated[PathLike | None, MACHINE] = None
+  targets: Targets = Classes()
   image_key: str = 'image'
   label_key: str = 'label'
   label_fn: Callable | None = None
@@ -49,66 +53,97 @@ class Tfds:
   exif: bool = False
 
   def __post_init__(self) -> None:
+    features = self._open()
+    keys = self.targets.columns or [self.label_key]
+    for key in keys:
+      tables.check(self.name, features, label_key=key)
+    tables.check(self.name, features, image_key=self.image_key)
+    known: Any = self.label_fn or features[keys[0]]
+    self._rows: Any = range(len(self._records))
+    self._labels: Any = None  # unless all have been read
+    self.num_classes: int | None = getattr(known, 'num_classes', None)
+    self.class_names: list[str] | None = getattr(known, 'class_names', None)
+    if type(known).__name__ == 'ClassLabel' and self.num_classes:
+      self.class_names = list(known.names)
+    if self.targets != Classes():
+      names = getattr(getattr(known, 'feature', known), 'names', None)
+      columns = {x: self.column(x) for x in keys}
+      self._rows, self._labels, self.class_names = tables.labelled(
+        self.name, self.targets, columns, names
+      )
+      self.num_classes = tables.num_classes(self._labels, self.class_names)
+
+  def _open(self):
+    """Open the files and return the features; each process has its own."""
     import tensorflow_datasets as tfds
 
     builder = _builder(self.name, self.data_dir)
-    self._features = features = builder.info.features
+    self._features = builder.info.features
     self._parsers: dict[Any, Any] = {}
-    for argument in ('image_key', 'label_key'):
-      if (key := getattr(self, argument)) not in features:
-        raise UserError(
-          f'{self.name} has no feature {key!r} ({argument}). It has'
-          f' {", ".join(features)}.'
-        )
     kind = tfds.features.Text
-    texts = (k for k, v in features.items() if isinstance(v, kind))
+    texts = (k for k, v in self._features.items() if isinstance(v, kind))
     self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
     self._records = _records(builder, self.name, self.split)
-    known = self.label_fn or features[self.label_key]
-    self.num_classes: int | None = getattr(known, 'num_classes', None)
-    self.class_names: list[str] | None = getattr(known, 'class_names', None)
-    if isinstance(known, tfds.features.ClassLabel) and self.num_classes:
-      self.class_names = list(known.names)
+    return self._features
+
+  def __getstate__(self) -> dict[str, Any]:
+    own = '_features', '_parsers', '_records'
+    return {k: v for k, v in vars(self).items() if k not in own}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    vars(self).update(state)
+    self._open()
 
   def __len__(self) -> int:
-    return len(self._records)
+    return len(self._rows)
 
   def __getitem__(self, index: int) -> Mapping[str, Any]:
-    record = self._records[int(index)]
-    image, value = self._parse(record, self.image_key, self.label_key)
+    record = self._record(index)
+    keys = [self.label_key] if self._labels is None else []
+    image, *value = self._parse(record, self.image_key, *keys)
+    label = self._label(*value) if keys else self._labels[index]
 
     def read(name):
       (found,) = self._parse(record, name)
       return _arrays(self._features[name], found)
 
-    known = {'image': image, 'label': self._label(value)}
+    known = {'image': image, 'label': label if np.ndim(label) else int(label)}
     return Example(known, self._features, read)
 
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n], or float32 [n, K]."""
-    found = []
+    if self._labels is not None:
+      return self._labels.copy()
+    return stack_labels([self._label(x) for x in self._values(self.label_key)])
+
+  def column(self, name: str) -> list[Any]:
+    """Return the values of a feature of all examples, bytes as texts."""
+    tables.check(self.name, self._features, group_key=name)
+    return [_cell(_arrays(self._features[name], x)) for x in self._values(name)]
+
+  def _values(self, key):
     for start in range(0, len(self), _READ_AHEAD):
-      block = range(len(self))[start : start + _READ_AHEAD]
-      records = self._records.__getitems__(block)
-      found += [self._label(*self._parse(x, self.label_key)) for x in records]
-    return stack_labels(found)
+      block = [*map(int, self._rows[start : start + _READ_AHEAD])]
+      for record in self._records.__getitems__(block):
+        yield from self._parse(record, key)
 
   def file_name(self, index: int) -> str | None:
     """Return the name of the image's file, or None if there is none."""
     if self._name_key is None:
       return None
-    (value,) = self._parse(self._records[int(index)], self._name_key)
+    (value,) = self._parse(
+      self._records[int(self._rows[index])], self._name_key
+    )
     return value.decode(errors='replace')
 
   def describe(self, index: int) -> str:
     """Return data set, split and index, and the file name if there is one."""
     name = self.file_name(index)
-    return f'{self.name} {self.split}[{index}]' + (f' ({name})' if name else '')
+    row = self._rows[index]
+    return f'{self.name} {self.split}[{row}]' + (f' ({name})' if name else '')
 
-  def __reduce__(self) -> tuple[Any, ...]:
-    # Files and descriptors stay behind: each process opens its own.
-    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-    return functools.partial(Tfds, **fields), ()
+  def _record(self, index):
+    return self._records[int(self._rows[index])]
 
   def _parse(self, record, *keys):
     """Return the values of these features; images stay encoded."""
@@ -127,6 +162,13 @@ class Tfds:
     if self.label_fn is not None:
       value = self.label_fn(_arrays(self._features[self.label_key], value))
     return value if np.ndim(value) else int(value)
+
+
+def _cell(value):
+  """Return bytes as text, also in lists and arrays."""
+  if isinstance(value, list | np.ndarray):
+    return list(map(_cell, value))
+  return value.decode(errors='replace') if isinstance(value, bytes) else value
 
 
 def _arrays(feature, value):
