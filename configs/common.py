@@ -208,7 +208,7 @@ def few_shot_data(name, train, test, size, *, data_dir, batch_size):
 
 def own_images(split, **fields):
   """Return a source of data/sources/named.py, whose path the user sets."""
-  keys = ('path', 'csv', 'image_key', 'label_key')
+  keys = ('path', 'csv', 'image_key', 'label_key', 'split_key', 'group_key')
   unset = {key: placeholder(str) for key in keys}
   return make('data.sources.named.open_source', split=split, **unset, **fields)
 

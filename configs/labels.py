@@ -42,10 +42,7 @@ class Kind:
 def sigmoid(config):
   config.objective = common.xent('sigmoid')
   for evaluator in config.evals.values():  # chooses thresholds
-    source, test = common.references(config.data.source), evaluator.data
-    evaluator.train = common.data(
-      source, test.transforms, batch_size=test.batch_size
-    )
+    evaluator.train = common.references(config.data.source)
 
 
 def scaled(config):

@@ -37,7 +37,7 @@ def labels_of(outputs):
 
 def test_labels(tmp_path):
   labels = labels_of(OUTPUTS)
-  _, found = run(MultiLabel, labels, train=data(labels_of(OUTPUTS)))
+  _, found = run(MultiLabel, labels, train=data(labels_of(OUTPUTS)).source)
   p = 1 / (1 + np.exp(-OUTPUTS))
   known, tuned = ~np.isnan(labels), []
   for i in range(3):

@@ -1,11 +1,11 @@
 """Ranking and thresholds of several labels of each example."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from vit_jax.data.pipeline import Data
+from vit_jax.data.subsets import Source
 from vit_jax.evals.classification import BOUND, wilson
 from vit_jax.evals.collect import COUNTS, Collector, OutputEvaluator
 from vit_jax.reports import vectors
@@ -23,11 +23,11 @@ class MultiLabel(OutputEvaluator):
   0, or 1, in all examples.
 
   Attributes:
-    train: training examples; each label's threshold with the best F1 there is
+    train: training source; each label's threshold with the best F1 there is
       'tuned'. None: 0.5 only.
   """
 
-  train: Data | None = None
+  train: Source | None = None
 
   metrics: ClassVar[Kinds] = {
     **dict.fromkeys(('mean_average_precision', 'auc'), ACCURACY),
@@ -42,9 +42,10 @@ class MultiLabel(OutputEvaluator):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    self._of_training = self.train and Collector(
-      self.measure, data=self.train, mesh=self.mesh, what='train'
-    )
+    self._of_training: Any = None
+    if self.train is not None:
+      data = dataclasses.replace(self.data, source=self.train)
+      self._of_training = Collector(self.measure, data=data, mesh=self.mesh)
 
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}.
