@@ -205,10 +205,12 @@ class Slice(View):
     slices = slice(*(_bound(text, count) for text in match.groups()))
     before = [middle < x for x in slices.indices(count)[:2]]
     for text, is_before in zip(match.groups(), before):
-      has_both = stratified or groups is not None
-      if has_both and text and text[-1] == '%' and int(text[:-1]) % 100:
-        is_before |= (rank == 0) & (size > 1)
-        is_before &= (rank < size - 1) | (size == 1)
+      if text and text[-1] == '%' and int(text[:-1]) % 100:
+        if stratified:
+          is_before |= (rank == 0) & (size > 1)
+          is_before &= (rank < size - 1) | (size == 1)
+        if groups is not None and len(names) > 1:
+          is_before[[0, -1]] = True, False
     kept = np.flatnonzero(np.isin(units, order[before[1] & ~before[0]]))
     if not len(kept):
       raise UserError(

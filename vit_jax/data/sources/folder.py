@@ -74,6 +74,8 @@ class Folder:
     classes: bool = True,
   ) -> None:
     self.channels, self.exif, self.targets = channels, exif, targets
+    if not (path or csv):
+      raise UserError(f'Set the images by {_PATH}=FOLDER, or by {_CSV}=TABLE.')
     root = epath.Path(path or os.path.dirname(csv or '')).expanduser()
     # The folder that is searched for images; None: a table lists them.
     self.root = None if csv else os.fspath(root)

@@ -84,6 +84,7 @@ class Files:
 
   def __init__(self, root: str, table: PathLike) -> None:
     self.root, self._base = root, posixpath.dirname(table)
+    self._top = root if '://' in root else os.path.abspath(root)
     start = posixpath.join(root, '')
     self._start = posixpath.join(self._base, '').removeprefix(start)
     self._known, self._near = {*walk(root)}, collections.defaultdict(list)
@@ -96,13 +97,17 @@ class Files:
     for path in (self._start + end, end):
       if path in self._known:
         return [path]
-    near = self._near.get(posixpath.basename(_stem(end)), ())
-    paths = [(x, f'/{y}') for x in near for y in {_form(x), _stem(x)}]
-    ends = f'/{self._start}{_form(end)}', f'/{_form(end)}'
-    for whole in ends:
-      if found := [x for x, path in paths if path == whole]:
-        return found
-    found = [x for x, y in paths if f'/{self.root}{y}'.endswith(ends[1])]
+    folder, name = posixpath.split(_form(end))
+    near, end = [], f'/{_form(end)}'
+    for path in self._near.get(_stem(name), ()):
+      whole = unicodedata.normalize('NFC', f'/{self._top}/{path}')
+      if folder in whole:  # quick, if many files have the same name
+        near += [(path, x) for x in {_form(whole), _stem(whole)}]
+    found = [path for path, x in near if x.endswith(end)]
+    for start in self._start, '':
+      exact = f'/{self._top}/{start}{end[1:]}'
+      if matches := [path for path, x in near if x == exact]:
+        return matches
     path = os.path.join(self._base, text)  # also links and other folders
     is_other = '/' in text and not found and os.path.isfile(path)
     return [os.path.abspath(path)] if is_other else found

@@ -98,7 +98,7 @@ class Table:
       if len(paths) > 1:
         raise UserError(
           f'{self.where}: {cell} could be {paths[0]} or {paths[1]}. Write more'
-          ' of the path into the table.'
+          f' of the path into the table, or set {_OPTION}.path to a folder.'
         )
     files = [paths[0] if paths else x for x, paths in zip(cells, found)]
     first: dict[str, int] = {}
