@@ -128,7 +128,7 @@ def test_non_finite_names_the_arrays():
   everywhere = jax.NamedSharding(mesh, jax.sharding.PartitionSpec())
   for arrays in (state, jax.device_put(state, everywhere)):
     with pytest.raises(NonFiniteError, match=r'1 arrays \(b\).*step 7'):
-      monitor.check_finite(arrays, 7, mesh)
+      monitor.check_finite(arrays, 7)
 
 
 class Torn(Digits):

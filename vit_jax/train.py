@@ -184,7 +184,7 @@ def train(
       if init_from:
         state, origin = surgery.load_into(state, ready.described, init_from)
     start = int(state.step)
-    check_finite(state, start, mesh)
+    check_finite(state, start)
     frozen = ready.objective.teachers
     teachers = {name: x.load(mesh, sharding) for name, x in frozen.items()}
     workdirs.record_start(workdir, basis, changed, start)
@@ -248,7 +248,7 @@ def train(
         }
         if due or saving:
           monitor.flush()
-          check_finite(state, step, mesh)
+          check_finite(state, step)
         results = _evaluate(due, step, state, monitor) if due else {}
         if saving:
           claim.check()

@@ -332,8 +332,8 @@ def test_host_and_devices_compute_the_same_checksum(dtype):
   of_host = checkpoint.checksums({'x': array})['x']
   for spec in SHARDINGS:
     split = jax.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-    found = checkpoint._checksums_on_devices(
-      {'x': jax.device_put(array, split)}
+    found = sharding._reduce_on_devices(
+      checkpoint._checksum, {'x': jax.device_put(array, split)}
     )
     assert int(found['x']) == of_host
 

@@ -16,10 +16,11 @@ paths that end in the path of the parameter.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -188,13 +189,20 @@ def this_process() -> dict[str, int]:
   }
 
 
-def in_host_memory(array: Any) -> bool:
-  """Return whether an array is NumPy's, or only on CPUs of this process."""
-  if not isinstance(array, jax.Array):
-    return True
-  devices: Any = array.sharding.device_set
-  platforms = {device.platform for device in devices}
-  return array.is_fully_addressable and platforms == {'cpu'}
+def reduce(
+  fn: Callable[[Any, Any], Any], arrays: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Return {name: fn(array, numpy or jax.numpy)}, computed where they are."""
+  is_here = jax.default_backend() == 'cpu' and jax.process_count() == 1
+  if is_here or not any(isinstance(x, jax.Array) for x in arrays.values()):
+    return {k: fn(jax.device_get(x), np) for k, x in arrays.items()}
+  return jax.device_get(_reduce_on_devices(fn, dict(arrays)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _reduce_on_devices(fn, arrays):
+  # One program: independent programs on several CPU devices can deadlock.
+  return {name: fn(x, jnp) for name, x in arrays.items()}
 
 
 def put_batch(batch: PyTree, mesh: Mesh) -> Any:

@@ -32,8 +32,7 @@ from vit_jax import tree
 from vit_jax.durations import Interval, Timeline, fraction
 from vit_jax.io import terminal
 from vit_jax.io.files import read_json
-from vit_jax.parallel import hosts
-from vit_jax.parallel.sharding import in_host_memory
+from vit_jax.parallel import hosts, sharding
 from vit_jax.runs import workdirs
 from vit_jax.types import Count, Kind, Kinds, PathLike, UserError, kind_of
 
@@ -286,18 +285,8 @@ def _check_fits(path, arrays, items):
 
 def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
   """Return {name: checksum}, computed where the arrays are."""
-  arrays = {k: _without_keys(x) for k, x in arrays.items()}
-  if all(map(in_host_memory, arrays.values())):  # without a compilation
-    found = {k: _checksum(jax.device_get(x), np) for k, x in arrays.items()}
-  else:
-    found = jax.device_get(_checksums_on_devices(arrays))
-  return {name: int(x) for name, x in found.items()}
-
-
-@jax.jit
-def _checksums_on_devices(arrays):
-  # One program: independent programs on several CPU devices can deadlock.
-  return {name: _checksum(x, jnp) for name, x in arrays.items()}
+  plain = {k: _without_keys(x) for k, x in arrays.items()}
+  return {k: int(x) for k, x in sharding.reduce(_checksum, plain).items()}
 
 
 def _checksum(array, xp):

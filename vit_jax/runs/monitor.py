@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import re
 import resource
@@ -16,13 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from vit_jax import tree
 from vit_jax.durations import Interval, Timeline, fraction
 from vit_jax.io import terminal
 from vit_jax.io.files import is_local
-from vit_jax.parallel.sharding import in_host_memory, replicated
+from vit_jax.parallel import sharding
 from vit_jax.runs import compiled
 from vit_jax.runs.records import OF_A_RUN, Writer
 from vit_jax.runs.writers import MetricsWriter
@@ -79,22 +77,18 @@ class NonFiniteError(FloatingPointError, UserError):
     self.cause = cause
 
 
-def check_finite(state: Any, step: int, mesh: Mesh) -> None:
+def check_finite(state: Any, step: int) -> None:
   """Raise NonFiniteError if an array of the state after a step has NaN or Inf.
 
-  All hosts must call this function together, with arrays on the mesh.
+  All hosts must call this function together.
   """
   arrays = {
     path: array
     for path, array in tree.flatten(state).items()
     if jnp.issubdtype(array.dtype, jnp.inexact)
   }
-  values = list(arrays.values())
-  if all(map(in_host_memory, values)):  # saves a second of compilation
-    finite = [np.isfinite(x).all() for x in jax.device_get(values)]
-  else:
-    finite = jax.device_get(_are_finite(values, mesh))
-  if bad := [path for path, ok in zip(arrays, finite) if not ok]:
+  finite = sharding.reduce(_is_finite, arrays)
+  if bad := [path for path, ok in finite.items() if not ok]:
     shown = ', '.join(bad[:3]) + ', ...' * (len(bad) > 3)
     raise NonFiniteError(
       f'NaN or Inf in {len(bad)} arrays ({shown}) of the state after step '
@@ -102,10 +96,8 @@ def check_finite(state: Any, step: int, mesh: Mesh) -> None:
     )
 
 
-@functools.partial(jax.jit, static_argnames='mesh')
-def _are_finite(arrays, mesh):
-  found = jnp.stack([jnp.isfinite(x).all() for x in arrays])
-  return jax.lax.with_sharding_constraint(found, replicated(mesh))
+def _is_finite(array, xp):
+  return xp.isfinite(array).all()
 
 
 @dataclasses.dataclass(frozen=True)
