@@ -91,10 +91,8 @@ class Task:
   title: str  # for tables
   group: str  # of GROUPS
   tfds: str  # name of the TFDS builder
-  num_classes: int
-  val: str  # 200 images
-  test: str
-  test_size: int
+  val: str = 'validation[:200]'
+  test: str = 'test'
   label_key: str = 'label'  # TFDS feature
   label_fn: dict | None = None  # config of the label function
   flip: bool = True  # whether training images are flipped at random
@@ -107,52 +105,42 @@ def _config(name, **fields):
 
 
 _N, _S, _T = GROUPS
-_TRAIN, _VAL = 'train[:800]', 'validation[:200]'
+_TRAIN = 'train[:800]'
 _EYES = 'diabetic_retinopathy_detection/btgraham-300'
 # fmt: off
 _clevr = functools.partial(
   Task, group=_T, tfds='clevr', val='train[63000:63200]', test='validation',
-  test_size=15000, label_key='objects', crop=False)
+  label_key='objects', crop=False)
 _dsprites = functools.partial(
-  Task, group=_T, tfds='dsprites', num_classes=16, val='train[589824:590024]',
-  test='train[663552:]', test_size=73728, flip=False, is_binary=True)
+  Task, group=_T, tfds='dsprites', val='train[589824:590024]',
+  test='train[663552:]', flip=False, is_binary=True)
 _norb = functools.partial(
-  Task, group=_T, tfds='smallnorb', val='test[:200]', test='test[50%:]',
-  test_size=12150)
+  Task, group=_T, tfds='smallnorb', val='test[:200]', test='test[50%:]')
 _TASKS = (  # in the order of table 9
-  Task('caltech101', 'Caltech101', _N, 'caltech101', 102,  # one: backgrounds
-       'train[2754:2954]', 'test', 6084),
-  Task('cifar100', 'CIFAR-100', _N, 'cifar100', 100,
-       'train[45000:45200]', 'test', 10000),
-  Task('dtd', 'DTD', _N, 'dtd', 47, _VAL, 'test', 1880),
-  Task('flowers', 'Flowers102', _N, 'oxford_flowers102', 102,
-       _VAL, 'test', 6149),
-  Task('pets', 'Pets', _N, 'oxford_iiit_pet', 37,
-       'train[2944:3144]', 'test', 3669),
-  Task('sun397', 'Sun397', _N, 'sun397/tfds', 397, _VAL, 'test', 21750),
-  Task('svhn', 'SVHN', _N, 'svhn_cropped', 10,
-       'train[65931:66131]', 'test', 26032),
-  Task('camelyon', 'Camelyon', _S, 'patch_camelyon', 2, _VAL, 'test', 32768),
-  Task('eurosat', 'EuroSAT', _S, 'eurosat/rgb', 10,
-       'train[16200:16400]', 'train[21600:]', 5400),
-  Task('resisc45', 'Resisc45', _S, 'resisc45', 45,
-       'train[18900:19100]', 'train[25200:]', 6300),
-  Task('retinopathy', 'Retinopathy', _S, _EYES, 5, _VAL, 'test', 42670),
-  _clevr('clevr_count', 'Clevr-Count', num_classes=8,
-         label_fn=_config('ClevrCount')),
-  _clevr('clevr_distance', 'Clevr-Dist', num_classes=6,
-         label_fn=_config('ClevrDistance')),
-  Task('dmlab', 'DMLab', _T, 'dmlab', 6, _VAL, 'test', 22735, crop=False),
+  Task('caltech101', 'Caltech101', _N, 'caltech101', 'train[2754:2954]'),
+  Task('cifar100', 'CIFAR-100', _N, 'cifar100', 'train[45000:45200]'),
+  Task('dtd', 'DTD', _N, 'dtd'),
+  Task('flowers', 'Flowers102', _N, 'oxford_flowers102'),
+  Task('pets', 'Pets', _N, 'oxford_iiit_pet', 'train[2944:3144]'),
+  Task('sun397', 'Sun397', _N, 'sun397/tfds'),
+  Task('svhn', 'SVHN', _N, 'svhn_cropped', 'train[65931:66131]'),
+  Task('camelyon', 'Camelyon', _S, 'patch_camelyon'),
+  Task('eurosat', 'EuroSAT', _S, 'eurosat/rgb',
+       'train[16200:16400]', 'train[21600:]'),
+  Task('resisc45', 'Resisc45', _S, 'resisc45',
+       'train[18900:19100]', 'train[25200:]'),
+  Task('retinopathy', 'Retinopathy', _S, _EYES),
+  _clevr('clevr_count', 'Clevr-Count', label_fn=_config('ClevrCount')),
+  _clevr('clevr_distance', 'Clevr-Dist', label_fn=_config('ClevrDistance')),
+  Task('dmlab', 'DMLab', _T, 'dmlab', crop=False),
   _dsprites('dsprites_location', 'dSpr-Loc', label_key='label_x_position',
             label_fn=_config('Merged', values=32), crop=False),
   _dsprites('dsprites_orientation', 'dSpr-Ori', label_key='label_orientation',
             label_fn=_config('Merged', values=40)),
-  Task('kitti', 'KITTI-Dist', _T, 'kitti', 4, _VAL, 'test', 711,
-       label_key='objects', label_fn=_config('KittiDistance'), crop=False),
-  _norb('snorb_azimuth', 'sNORB-Azim', num_classes=18,
-        label_key='label_azimuth', flip=False),
-  _norb('snorb_elevation', 'sNORB-Elev', num_classes=9,
-        label_key='label_elevation'),
+  Task('kitti', 'KITTI-Dist', _T, 'kitti', label_key='objects',
+       label_fn=_config('KittiDistance'), crop=False),
+  _norb('snorb_azimuth', 'sNORB-Azim', label_key='label_azimuth', flip=False),
+  _norb('snorb_elevation', 'sNORB-Elev', label_key='label_elevation'),
 )
 # fmt: on
 TASKS = {task.name: task for task in _TASKS}
