@@ -174,11 +174,9 @@ def check_batch_size(
 
 def annotate(abstract_tree: PyTree, shardings: PyTree) -> PyTree:
   """Return ShapeDtypeStructs that know their sharding."""
-
-  def of_leaf(x, sharding):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-  return jax.tree.map(of_leaf, abstract_tree, shardings)
+  return jax.tree.map(
+    lambda x, sharding: x.update(sharding=sharding), abstract_tree, shardings
+  )
 
 
 def this_process() -> dict[str, int]:
