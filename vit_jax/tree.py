@@ -8,6 +8,7 @@ model is unrolled, and 'blocks/...' with a leading layer dimension where it is
 scanned.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,17 +20,13 @@ from vit_jax.types import FlatParams, PyTree, UserError
 
 _BLOCK = re.compile(r'(.*/|)block_(\d+)/(.*)')
 _STACKED = re.compile(r'(.*/|)blocks/(.*)')
-
-
-def path_str(key_path: tuple[Any, ...]) -> str:
-  """Return the path 'a/b/0/c' of a key path of `jax.tree_util`."""
-  return jax.tree_util.keystr(key_path, simple=True, separator='/')
+_path = functools.partial(jax.tree_util.keystr, simple=True, separator='/')
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:
   """Return {path: leaf} of any pytree, in its order."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {path_str(key_path): leaf for key_path, leaf in leaves}
+  return {_path(key_path): leaf for key_path, leaf in leaves}
 
 
 def unflatten(flat: FlatParams) -> dict[str, Any]:
@@ -44,12 +41,10 @@ def unflatten(flat: FlatParams) -> dict[str, Any]:
   return tree
 
 
-def map_with_path(
-  fn: Callable[..., Any], tree: PyTree, *rest: PyTree
-) -> PyTree:
-  """Apply fn(path, leaf, *other_leaves) to every leaf."""
+def map_with_path(fn: Callable[..., Any], tree: PyTree) -> PyTree:
+  """Apply fn(path, leaf) to every leaf."""
   return jax.tree_util.tree_map_with_path(
-    lambda key_path, *leaves: fn(path_str(key_path), *leaves), tree, *rest
+    lambda key_path, leaf: fn(_path(key_path), leaf), tree
   )
 
 
