@@ -18,7 +18,6 @@ from vit_jax.config.values import (
   ConfigError,
   hints_of,
   is_dict,
-  items,
   join,
   misfit,
   suggest,
@@ -111,7 +110,7 @@ def plan_run(config: Any, **supplied: Any) -> Call:
   ConfigError lists all problems: unknown keys (with a suggestion), missing
   arguments, values that do not fit, targets that cannot be imported.
   """
-  values = dict(items(config))
+  values = dict(config.items())
   if not (name := values.pop('run', None)):
     raise ConfigError(
       "The config has no key 'run', the function to call with it, such as "
@@ -191,7 +190,10 @@ class _Plan:
     if annotation is ConfigDict:
       return value  # such as the runs of a study, whose turn comes later
     if is_dict(value):
-      values, is_part = dict(items(value)), dataclasses.is_dataclass(annotation)
+      values, is_part = (
+        dict(value.items()),
+        dataclasses.is_dataclass(annotation),
+      )
       if is_part and rest_field_of(annotation):
         return self.flat(annotation, values, where, others)
       inner = item_of(annotation)

@@ -22,13 +22,10 @@ from vit_jax.types import ComputedSize, UserError
 
 try:
   from ml_collections import ConfigDict
-  from ml_collections.config_dict import RequiredValueError
 except ModuleNotFoundError:  # config files need it; models by name do not
 
   class ConfigDict(dict):  # type: ignore[no-redef]
     """Placeholder: without ml_collections there are no config files."""
-
-  RequiredValueError = KeyError
 
 
 class ConfigError(UserError):
@@ -41,15 +38,6 @@ def suggest(word: str, words: Iterable[str]) -> str:
   return f' (did you mean {near[0]!r}?)' if near else ''
 
 
-def items(config: Any) -> Iterator[tuple[str, Any]]:
-  """Yield (key, value) of a dict; None for a value that users have to set."""
-  for key in config:
-    try:
-      yield key, config[key]
-    except RequiredValueError:
-      yield key, None
-
-
 def walk(value: Any, path: str = '') -> Iterator[tuple[str, Any]]:
   """Yield (dotted path, leaf) of nested dicts, and of lists that have dicts.
 
@@ -58,7 +46,7 @@ def walk(value: Any, path: str = '') -> Iterator[tuple[str, Any]]:
   if isinstance(value, list | tuple) and _has_dict(value):
     value = {str(i): inner for i, inner in enumerate(value)}
   if is_dict(value) and len(value):
-    for key, inner in items(value):
+    for key, inner in value.items():
       yield from walk(inner, join(path, key))
   else:
     yield path, value
