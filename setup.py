@@ -42,6 +42,7 @@ setuptools.setup(
     'grain>=0.2.16',  # the order of an epoch
     'jax>=0.10.1',
     'jinja2>=3.1',  # pages of runs and studies
+    'joblib>=1.3',  # the number of cores, in containers too
     'matplotlib>=3.11',  # figures, and the fonts of the glyphs
     'ml-collections>=1.0',
     'ml-dtypes>=0.5',

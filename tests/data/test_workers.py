@@ -168,19 +168,6 @@ def test_values_are_read_ahead_in_order():
   assert sorted(read) == list(range(8))
 
 
-@pytest.mark.parametrize(
-  'limit, expected',
-  [
-    (None, 6),
-    ('max 100000', 6),
-    ('250000 100000', 3),
-    ('50000 100000', 1),
-    ('900000 100000', 6),
-  ],
-)
-def test_cores_of_a_container(limit, expected, tmp_path, monkeypatch):
-  if limit:
-    (tmp_path / 'cpu.max').write_text(limit + '\n')
-  monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(6))
-  monkeypatch.setattr(workers.pathlib, 'Path', lambda _: tmp_path / 'cpu.max')
-  assert workers.cores() == expected
+def test_cores_are_those_of_this_process(monkeypatch):
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0})
+  assert workers.cores() == 1

@@ -12,7 +12,6 @@ import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
-import pathlib
 import pickle
 import signal
 import sys
@@ -34,15 +33,9 @@ _SPAWN = multiprocessing.get_context('spawn')
 
 def cores() -> int:
   """Return the number of cores that this process, or container, may use."""
-  available = os.cpu_count() or 1
-  if hasattr(os, 'sched_getaffinity'):
-    available = len(os.sched_getaffinity(0))
-  try:
-    limit = pathlib.Path('/sys/fs/cgroup/cpu.max').read_text()
-    quota, period = map(int, limit.split())
-  except (OSError, ValueError):  # no such file, or 'max' for no limit
-    return available
-  return min(available, -(-quota // period))
+  import joblib  # not in worker processes
+
+  return joblib.cpu_count()
 
 
 def read_ahead(
