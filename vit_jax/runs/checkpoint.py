@@ -232,10 +232,10 @@ def _record(items, data):
   """Return the content of the item 'record'."""
   arrays = {}
   for name, item in items.items():
-    flat = tree.flatten(item)
-    shapes, sums = _shapes(flat), checksums(flat)
+    flat = {k: _without_keys(x) for k, x in tree.flatten(item).items()}
+    sums = checksums(flat)
     arrays[name] = {
-      path: (x.dtype.name, x.shape, sums[path]) for path, x in shapes.items()
+      path: (x.dtype.name, x.shape, sums[path]) for path, x in flat.items()
     }
   content = {'arrays': arrays, 'data': {**data}}
   return {**content, 'checksum': _checksum_of_json(content)}

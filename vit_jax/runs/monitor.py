@@ -26,23 +26,19 @@ from vit_jax.runs.records import OF_A_RUN, Writer
 from vit_jax.runs.writers import MetricsWriter
 from vit_jax.types import Kinds, PathLike, UserError
 
-# Dense bfloat16 FLOP/s of a device by a part of its device_kind, from memory of
-# the vendors' data sheets. The first match counts. A device of a TPU v2 or v3
-# is a core; a chip has two.
+# Dense bfloat16 FLOP/s of a device by a regex of a part of its device_kind,
+# from memory of the vendors' data sheets. The first match counts. A device of a
+# TPU v2 or v3 is a core; a chip has two.
 PEAK_FLOPS = {
   'TPU v2': 23e12,
   'TPU v3': 61.5e12,
   'TPU v4': 275e12,
-  'TPU v5 lite': 197e12,
-  'TPU v5e': 197e12,
-  'TPU v5p': 459e12,
-  'TPU v5': 459e12,  # of a v5p, too
-  'TPU v6 lite': 918e12,
-  'TPU v6e': 918e12,
+  'TPU v5( lite|e)': 197e12,
+  'TPU v5p?': 459e12,
+  'TPU v6( lite|e)': 918e12,
   'B200': 2250e12,
-  'H200': 989e12,
   'H100 PCIe': 756e12,
-  'H100': 989e12,
+  'H[12]00': 989e12,
   'A100': 312e12,
   'L40S': 362e12,
   'L40': 181e12,
