@@ -97,11 +97,10 @@ def operate(
 
 def levels(fill: Fill, channels: int) -> tuple[int, ...]:
   """Return a level for each channel; three become their luma for one."""
-  if isinstance(fill, int | np.integer):
-    return (int(fill),) * channels
+  red, green, blue = np.broadcast_to(fill, 3).tolist()
   if channels == 1:
-    return (round(0.299 * fill[0] + 0.587 * fill[1] + 0.114 * fill[2]),)
-  return tuple(fill)
+    return (round(0.299 * red + 0.587 * green + 0.114 * blue),)
+  return red, green, blue
 
 
 def _sign(rng):

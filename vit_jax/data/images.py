@@ -39,9 +39,7 @@ _MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')  # that ends a scan
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
   """Return a size, int for a square or (height, width), as a pair."""
-  if isinstance(size, int | np.integer):
-    return int(size), int(size)
-  height, width = size
+  height, width = np.broadcast_to(size, 2).tolist()
   return height, width
 
 
