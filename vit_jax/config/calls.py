@@ -190,10 +190,8 @@ class _Plan:
     if annotation is ConfigDict:
       return value  # such as the runs of a study, whose turn comes later
     if is_dict(value):
-      values, is_part = (
-        dict(value.items()),
-        dataclasses.is_dataclass(annotation),
-      )
+      values = dict(value.items())
+      is_part = dataclasses.is_dataclass(annotation)
       if is_part and rest_field_of(annotation):
         return self.flat(annotation, values, where, others)
       inner = item_of(annotation)
