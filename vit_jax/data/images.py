@@ -8,7 +8,6 @@ is compiled, libjpeg-turbo decodes JPEGs, only the part that a crop needs.
 
 import functools
 import io
-import itertools
 import re
 import time
 from collections.abc import Callable
@@ -280,9 +279,5 @@ class _Turn(NamedTuple):
 
 # By the value of the EXIF tag, 1 to 8, see its standard, section 4.6.4.
 _FLIPS = (False, False), (False, True), (True, True), (True, False)  # (y, x)
-_TURNS = {
-  value: _Turn(transpose, *flips)
-  for value, (transpose, flips) in enumerate(
-    itertools.product((False, True), _FLIPS), 1
-  )
-}
+_ALL = [_Turn(turned, *flips) for turned in (False, True) for flips in _FLIPS]
+_TURNS = dict(enumerate(_ALL, 1))
