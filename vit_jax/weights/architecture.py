@@ -4,14 +4,15 @@ Facts come from the arrays, then from the file's config and the user, and
 defaults are applied last.
 """
 
+import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vit_jax import config
+from vit_jax.config.values import walk
 from vit_jax.kernels import sizes
 from vit_jax.models import pooling
 from vit_jax.models.dense import BlockOptions, SwiGlu
@@ -22,7 +23,8 @@ from vit_jax.models.vit import PatchEmbedding, VisionTransformer, as_pair
 from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.keymap import KeyMap
+from vit_jax.weights.family import Config, Family, renamed
+from vit_jax.weights.keymap import HEAD
 
 _ROOT = 'resnet/root/conv/kernel'
 # Fields that arrays show, of models without later additions to the paper's.
@@ -37,38 +39,42 @@ PLAIN = {
 }
 
 
-def convert(
+def read(
+  family: Family,
   arrays: FlatParams,
-  keys: KeyMap,
+  config: Config,
   *,
-  known: Mapping[str, Any],
-  rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ()),
-  heads: Mapping[int, int] | None = None,
+  name: str = '',
+  new_head: bool = False,
   image_size: Size | None = None,
   use_size: Size | None = None,
   grid: tuple[int, int] | None = None,
   **given: Any,
 ) -> Weights:
-  """Return the Weights in the arrays of a file.
+  """Return the Weights in a file of a family.
 
   Args:
     arrays: {name: array}, everything in the file.
-    keys: key map of these.
-    known: fields of the model, as in `bundle.replace`, from the file's config.
-    rows: tokens that have rows of a table of positions before those of patches,
-      the most likely first.
-    heads: {width: number of heads}, if nothing else says it.
+    config: {name: value}, flat; empty if there is no config.
+    name: name of the model in the config.
+    new_head: whether a head of an unknown name is left out.
     image_size, use_size: int or (H, W) that the file says, and of later use.
     grid: (rows, columns) of patches that are not a square.
     **given: fields from the user, which come first.
   """
-  keys = keys.having(arrays)
+  arrays, unused = _used(family, arrays, config, name, new_head)
+  known = {**family.fields, **family.configure(config, arrays)}
+  if family.posemb_resize.endswith('_square'):  # RADIO has a larger table
+    image_size, use_size = None, image_size
+  keys = family.keys.having(arrays)
   notes: list[str] = []
   params = keys.to_ours(arrays)
   try:
     if {'pos_embedding', 'embedding/kernel'} <= params.keys():
-      params |= _place(params, rows, grid, (image_size, use_size), notes)
-    model = _infer(params, heads or {}, known, given)
+      sizes = image_size, use_size
+      params |= _place(params, family.rows, grid, sizes, notes)
+    heads = family.heads if name or family.images else {}
+    model = _infer(params, heads, known, given)
   except KeyError as e:
     raise UserError(f'No model here has such arrays: there is no {e}.') from e
   size = as_pair(image_size or 224)
@@ -80,7 +86,34 @@ def convert(
   kernel: Any = params.get(_ROOT, params.get('embedding/kernel'))
   shape = (*size, kernel.shape[2])
   params = keys.fit(arrays, params, bundle.shapes(model, shape))
+  if posemb := getattr(model, 'posemb', None):
+    posemb = dataclasses.replace(posemb, resize_method=family.posemb_resize)
+    model = model.clone(posemb=posemb)
+  if unused:
+    notes.append(
+      f'  {len(unused)} arrays left out, which features do not depend on, such '
+      f'as {min(unused)}'
+    )
   return Weights(model, params, shape, notes=notes)
+
+
+def _used(family, arrays, config, name, new_head):
+  """Return arrays as the key map knows them, and the names of others."""
+  wrong = [
+    f'{arg}={config[arg]!r}'
+    for arg, values in family.args.items()
+    if arg in config and config[arg] not in values
+  ]
+  if wrong:
+    raise UserError(f'{name} needs {", ".join(wrong)}, which is not supported.')
+  unused = {k for k in arrays if re.fullmatch(family.unused, k)}
+  used = {k: family.bare(k) for k in arrays if k not in unused}
+  arrays = family.prepare(renamed(arrays, used), config)
+  if new_head:
+    heads = {k for k in arrays if re.fullmatch(HEAD, k)}
+    unused |= {k for k in heads if not family.keys.to_ours({k: arrays[k]})}
+    arrays = {k: x for k, x in arrays.items() if k not in unused}
+  return arrays, unused
 
 
 def _place(params, rows, grid, sizes, notes):
@@ -125,7 +158,7 @@ def _infer(params, heads, known, given):
   guessed.
   """
   cls, facts = _facts(params)
-  given = {path: x for path, x in config.walk(given) if path}
+  given = {path: x for path, x in walk(given) if path}
   known = {k: x for k, x in known.items() if k.partition('.')[0] not in given}
   if 'block.mlp' in facts:  # whatever activation others have
     known.pop('block.mlp', None)

@@ -15,9 +15,8 @@ from vit_jax.models.resample import Method
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle
-from vit_jax.weights.architecture import convert
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.keymap import HEAD, KeyMap
+from vit_jax.weights.keymap import KeyMap
 
 Config = Mapping[str, Any]
 _STEM = 'embedding/kernel', 'resnet/root/conv/kernel'
@@ -44,7 +43,8 @@ class Family:
       the prefix.
     prepare: returns arrays as the key map knows them, where these differ in
       more than names and layouts: (arrays, config) -> arrays.
-    rows: tokens with rows in a position table, see `architecture.convert`.
+    rows: tokens with rows before those of patches in a position table, the most
+      likely first.
     posemb_resize: method that resizes positions as the source does.
     images: what the source does to test images, as in timm's pretrained_cfg.
     write: Weights -> (arrays, config), or raises UserError. None: only read.
@@ -106,61 +106,6 @@ def renamed(arrays: FlatParams, names: Mapping[str, str]) -> dict[str, Any]:
         'a name of its own, and layers the numbers from 0 to L - 1.'
       )
   return {new: arrays[old] for new, old in found.items()}
-
-
-def read(
-  families: Sequence[Family],
-  arrays: FlatParams,
-  config: Config,
-  *,
-  name: str = '',
-  new_head: bool = False,
-  **given: Any,
-) -> Weights:
-  """Return Weights of {name: array}, everything in a file.
-
-  Args:
-    families: rows of the format.
-    config: {name: value}, flat; empty if there is no config.
-    name: name of the model in the config.
-    new_head: whether a head of an unknown name is left out.
-    **given: arguments of `architecture.convert`, and fields from the user.
-  """
-  family = find(families, arrays, name)
-  wrong = [
-    f'{arg}={config[arg]!r}'
-    for arg, values in family.args.items()
-    if arg in config and config[arg] not in values
-  ]
-  if wrong:
-    raise UserError(f'{name} needs {", ".join(wrong)}, which is not supported.')
-  unused = {k for k in arrays if re.fullmatch(family.unused, k)}
-  used = {k: family.bare(k) for k in arrays if k not in unused}
-  arrays = family.prepare(renamed(arrays, used), config)
-  if new_head:
-    heads = {k for k in arrays if re.fullmatch(HEAD, k)}
-    unused |= {k for k in heads if not family.keys.to_ours({k: arrays[k]})}
-    arrays = {k: x for k, x in arrays.items() if k not in unused}
-  known = {**family.fields, **family.configure(config, arrays)}
-  if family.posemb_resize.endswith('_square'):  # RADIO has a larger table
-    given |= {'use_size': given.get('image_size'), 'image_size': None}
-  weights = convert(
-    arrays,
-    family.keys,
-    known=known,
-    rows=family.rows,
-    heads=family.heads if name or family.images else {},
-    **given,
-  )
-  if posemb := getattr(weights.model, 'posemb', None):
-    posemb = dataclasses.replace(posemb, resize_method=family.posemb_resize)
-    weights.model = weights.model.clone(posemb=posemb)
-  if unused:
-    weights.notes.append(
-      f'  {len(unused)} arrays left out, which features do not depend on, such '
-      f'as {min(unused)}'
-    )
-  return weights
 
 
 def find(families: Sequence[Family], arrays: FlatParams, name: str) -> Family:

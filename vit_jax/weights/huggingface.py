@@ -14,7 +14,7 @@ from typing import Any
 from vit_jax.data.transforms import scale
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams
-from vit_jax.weights import family, image_configs, timm
+from vit_jax.weights import architecture, family, image_configs, timm
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import hf_towers, hf_vit
 from vit_jax.weights.family import Config
@@ -36,19 +36,19 @@ def read(
   name = config.get('model_type', '')
   config |= config.get('vision_config') or {}
   options = {'name': name, 'image_size': config.get('image_size')} | options
-  weights = family.read(FAMILIES, arrays, config, **options)
+  found = family.find(FAMILIES, arrays, name)
+  weights = architecture.read(found, arrays, config, **options)
   labels = config.get('id2label') or {}
   unnamed = [f'LABEL_{i}' for i in range(weights.model.num_classes or 0)]
   class_names = [labels.get(str(i), x) for i, x in enumerate(unnamed)]
   problem = config.get('problem_type') == 'multi_label_classification'
   use = config.get('preprocessor_config')
-  images = family.find(FAMILIES, arrays, name).images
   return dataclasses.replace(
     weights,
     class_names=None if class_names == unnamed else class_names,
     activation='sigmoid' if problem else 'softmax',
     origin=f'hf {name}'.strip(),
-    **_use(use, images, weights.image_shape, weights.notes),
+    **_use(use, found.images, weights.image_shape, weights.notes),
   )
 
 

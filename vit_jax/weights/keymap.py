@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
   'same': (_same, _same),
   'token': (lambda x: x.reshape(1, -1, x.shape[-1]), np.ravel),  # [D]
   # Positions [1, rows, D] or [rows, D] of tokens and patches together;
-  # `architecture.convert` finds the number of tokens.
+  # `architecture.read` finds the number of tokens.
   'table': (_same, lambda x: x.reshape(1, -1, x.shape[-1])),
   'rows': (_same, lambda x: x.reshape(-1, x.shape[-1])),
   'relative': (_same, lambda x: x.reshape(-1, x.shape[-1])),  # BEiT's [., h]

@@ -36,7 +36,7 @@ from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, UserError
-from vit_jax.weights import family
+from vit_jax.weights import architecture, family
 from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.family import Config, Family
@@ -189,7 +189,7 @@ def read(
 ) -> Weights:
   """Return Weights of {name: array}; see `formats.read`. There is no config."""
   found = family.find(FAMILIES, arrays, '')
-  weights = family.read([found], arrays, {}, **options)
+  weights = architecture.read(found, arrays, {}, **options)
   height, width, _ = weights.image_shape
   is_tower = any(re.match('(params/)?img/', name) for name in arrays)
   if found in _BIG_VISION and height == width and not is_tower:

@@ -20,7 +20,7 @@ from vit_jax.models.pooling import ClassToken
 from vit_jax.models.posemb import Learned
 from vit_jax.models.rotary import RotaryAxial, RotaryDino
 from vit_jax.types import FlatParams
-from vit_jax.weights import family, image_configs, timm
+from vit_jax.weights import architecture, family, image_configs, timm
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_vit
 from vit_jax.weights.family import Config, Family
@@ -144,7 +144,7 @@ def read(
   levels = [(config or {}).get(x, {}) for x in ('model_cfg', 'preprocess_cfg')]
   config = levels[0] | levels[1]
   found = family.find(FAMILIES, arrays, 'original')
-  weights = family.read([found], arrays, config, name='original', **options)
+  weights = architecture.read(found, arrays, config, **options)
   images = {**found.images, **config}
   use = timm.image_use(images, weights.image_shape, weights.notes)
   return dataclasses.replace(weights, origin='original', **use)

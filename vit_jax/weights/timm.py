@@ -14,7 +14,7 @@ from typing import Any
 
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams, Shape
-from vit_jax.weights import family, image_configs
+from vit_jax.weights import architecture, family, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit
 from vit_jax.weights.family import Config
@@ -40,7 +40,8 @@ def read(
   size = config.get('img_size') or config.get('input_size', ())[-2:] or None
   name = config.get('architecture', '')
   options = {'name': name, 'image_size': size} | options
-  weights = family.read(FAMILIES, arrays, config, **options)
+  found = family.find(FAMILIES, arrays, name)
+  weights = architecture.read(found, arrays, config, **options)
   use = image_use(config, weights.image_shape, weights.notes) if config else {}
   return dataclasses.replace(
     weights,
