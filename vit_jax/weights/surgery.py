@@ -159,15 +159,16 @@ def adapt(
   loaded = _with_positions(loaded, fresh, notes)
   rule = init_from.head_rule + ('' if MASK in loaded else f'|{MASK}')
   reset = re.compile('(?!)' if init_from.head == 'keep' else rule)
-  out, unmatched = {}, {}
+  kept = {path: x for path, x in loaded.items() if not reset.fullmatch(path)}
+  if MASK not in fresh:
+    kept.pop(MASK, None)
+  needed = {path: x for path, x in fresh.items() if not reset.fullmatch(path)}
   for path, value in fresh.items():
-    old = loaded.get(path)
-    if reset.fullmatch(path):
-      out[path] = value
+    old = kept.get(path)
+    if path not in needed:
       notes.append(f'  {path} {_shape(value)} newly initialised')
-      continue
-    if old is not None and old.shape != value.shape:
-      old = resample.resize_parameter(
+    elif old is not None and old.shape != value.shape:
+      new = resample.resize_parameter(
         model,
         path,
         old,
@@ -176,25 +177,19 @@ def adapt(
         patch_resize=patch_resize,
         adapt_channels=init_from.adapt_channels,
       )
-      if old is not None:
-        notes.append(_resized(path, loaded[path], value, method, patch_resize))
-    if old is None:
-      unmatched[path] = value
-    else:
-      out[path] = np.asarray(old, value.dtype)
-  spare = {path: v for path, v in loaded.items() if path not in fresh}
-  dropped = {p: v for p, v in spare.items() if p == MASK or reset.fullmatch(p)}
-  notes += [f'  {p} {_shape(v)} dropped' for p, v in dropped.items()]
-  wrong = {path: v for path, v in spare.items() if path not in dropped}
-  wrong |= {path: loaded[path] for path in unmatched if path in loaded}
-  if unmatched or wrong:
-    lines = tree.diff(wrong, unmatched).splitlines()
+      if new is not None:
+        kept[path] = new
+        notes.append(_resized(path, old, new, method, patch_resize))
+  dropped = {p: x for p, x in loaded.items() if p not in {**kept, **fresh}}
+  notes += [f'  {p} {_shape(x)} dropped' for p, x in dropped.items()]
+  if lines := tree.diff(kept, needed).splitlines():
     lines.sort(key=lambda line: 'block' in line)  # layers last: they are alike
     if len(lines) > 20:
       lines[19:] = [f'and {len(lines) - 19} more']
     raise UserError('\n'.join([_MISMATCH, *lines, _REMEDY]))
-  count = sum(not reset.fullmatch(path) for path in out)
-  return out, [f'{count} arrays loaded;', *(notes or ['everything unchanged'])]
+  out = {p: np.asarray(kept[p], x.dtype) for p, x in needed.items()}
+  notes = notes or ['everything unchanged']
+  return {**fresh, **out}, [f'{len(out)} arrays loaded;', *notes]
 
 
 def _with_positions(loaded, fresh, notes):
