@@ -110,8 +110,7 @@ def _texts(weights, config):
   if weights.activation == 'sigmoid':
     config['problem_type'] = 'multi_label_classification'
   height, width, _ = weights.image_shape
-  mean, std = image_configs.mean_and_std(weights)
-  large, method = image_configs.describe(weights)
+  large, method, mean, std = image_configs.describe(weights)
   use = {
     'image_processor_type': 'ViTImageProcessor',
     'do_resize': True,

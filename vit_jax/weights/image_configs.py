@@ -7,21 +7,17 @@ centre is cropped to the model's size; the model gets (x * factor - mean) / std.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.dense import Normalize
-from vit_jax.models.vit import as_pair
 from vit_jax.types import Shape, Size, UserError
 from vit_jax.weights.bundle import Weights
 
-# timm's and Pillow's interpolations in our terms, and whether to antialias.
-_INTERPOLATIONS = {
-  'bilinear': ('bilinear', True),
-  'bicubic': ('bicubic', True),
-  'lanczos': ('lanczos', True),
-  'nearest': ('nearest', False),
-  'box': ('area', False),
-  'random': ('bilinear', True),  # in training
-}
+_ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
+# timm's and Pillow's interpolations in our terms; 'random' is of training.
+_INTERPOLATIONS = {x: x for x in (*_ANTIALIASED, 'nearest')}
+_INTERPOLATIONS |= {'box': 'area', 'random': 'bilinear'}
 # As in timm's pretrained_cfg.
 IMAGENET = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 OPENAI = {
@@ -56,7 +52,8 @@ def use(
   does. If there are as many means as other channels, their average is used.
   """
   height, width, channels = image_shape
-  method, smooth = choose(_INTERPOLATIONS, interpolation, 'interpolation')
+  method = choose(_INTERPOLATIONS, interpolation, 'interpolation')
+  smooth = method in _ANTIALIASED
   resize: Any = Resize(large, method, smooth)
   if isinstance(large, int):
     resize = ResizeSmall(large, method, smooth, 'down')
@@ -74,10 +71,18 @@ def use(
   }
 
 
-def mean_and_std(weights: Weights) -> tuple[list[float], list[float]]:
-  """Return two lists with one number per channel, for pixels in 0..1.
+def _round(value):
+  return float(f'{value:.12g}')  # 0.5 * 255 must be 127.5
 
-  Preprocessing that is not a Normalize raises UserError.
+
+def describe(
+  weights: Weights,
+) -> tuple[Size, str, list[float], list[float]]:
+  """Return (large, interpolation, mean, std), the inverse of `use`.
+
+  Mean and std have one number per channel, for pixels in 0..1. Transforms that
+  cannot be expressed like this are added to weights.notes; preprocessing that
+  is not a Normalize raises UserError.
   """
   preprocess, channels = weights.preprocess, weights.image_shape[2]
   if not isinstance(preprocess, Normalize):
@@ -85,30 +90,16 @@ def mean_and_std(weights: Weights) -> tuple[list[float], list[float]]:
       f'The preprocessing is {preprocess}; the format has only a mean and a '
       'std. Use --format=vit_jax or stablehlo instead.'
     )
-
-  def listed(value):
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    values = values * (channels if len(values) == 1 else 1)
-    return [_round(v / 255) for v in values]
-
-  return listed(preprocess.mean), listed(preprocess.std)
-
-
-def _round(value):
-  return float(f'{value:.12g}')  # 0.5 * 255 must be 127.5
-
-
-def describe(weights: Weights) -> tuple[Size, str]:
-  """Return (large, interpolation) of the transforms.
-
-  Whatever cannot be expressed like this is added to weights.notes.
-  """
+  mean, std = (
+    [_round(value / 255) for value in np.broadcast_to(x, channels).tolist()]
+    for x in (preprocess.mean, preprocess.std)
+  )
   size = weights.image_shape[:2]
   first: Any
   first, *rest = [*weights.transforms] or [Resize(size)]
-  crops = [type(x) is CentralCrop and as_pair(x.size) == size for x in rest]
+  crops = [type(x) is CentralCrop and x.size == size for x in rest]
   keeps_aspect = type(first) is ResizeSmall and crops and size[0] == size[1]
-  squashes = type(first) is Resize and (crops or as_pair(first.size) == size)
+  squashes = type(first) is Resize and (crops or first.size == size)
   if crops not in ([], [True]) or not (keeps_aspect or squashes):
     weights.notes.append(
       f'  images will be resized to {size[0]}x{size[1]}: the format cannot '
@@ -123,5 +114,4 @@ def describe(weights: Weights) -> tuple[Size, str]:
       f'readers do; here it was {ours} without antialiasing. Predictions may '
       'change, the more so the larger the images are'
     )
-  is_small = isinstance(first, ResizeSmall)
-  return first.size if is_small else as_pair(first.size), theirs
+  return first.size, theirs, mean, std

@@ -92,8 +92,7 @@ def _texts(weights, described):
   architecture, args = described
   height, width, channels = weights.image_shape
   num_classes = weights.model.num_classes or 0
-  mean, std = image_configs.mean_and_std(weights)
-  large, method = image_configs.describe(weights)
+  large, method, mean, std = image_configs.describe(weights)
   distilled = weights.model.pooling.distillation_token
   config = {
     'architecture': architecture,
