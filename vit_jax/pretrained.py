@@ -101,27 +101,24 @@ def fit(
   size = old_shape[:2] if image_size is None else as_pair(image_size)
   shape = (*size, in_chans or old_shape[2])
   classes = model.num_classes if num_classes is None else num_classes
-  if classes and classes != model.num_classes:
-    head = 'reset'
   changes: dict[str, Any] = {'num_classes': classes or None}
   if patch_size is not None:
     changes['embedding.patch_size'] = patch_size
-  if head == 'reset' and hasattr(model, 'head'):
-    changes['head'] = model.head.new()
+  if head == 'reset' or classes != model.num_classes or not classes:
+    head = 'reset'
+    if classes and hasattr(model, 'head'):
+      changes['head'] = model.head.new()
   model = bundle.replace(model, **changes)
-  params = weights.params
-  if not classes:
-    params = {k: x for k, x in params.items() if not k.startswith('head/')}
-  dropped = [f'  {path} dropped' for path in weights.params.keys() - params]
   how = InitFrom(
     path='',
     head=head,
+    head_rule=surgery.HEAD if classes else 'head/.*',
     posemb_resize=posemb_resize,
     patch_resize=patch_resize,
     adapt_channels=True,
   )
   shapes = bundle.shapes(model, shape)
-  params, report = surgery.adapt(params, shapes, model, how)
+  params, report = surgery.adapt(weights.params, shapes, model, how)
   bias = getattr(getattr(model, 'head', None), 'bias_init', 0.0)
   for path, value in params.items():
     if not isinstance(value, np.ndarray):  # of the new head
@@ -133,10 +130,10 @@ def fit(
     params=params,
     image_shape=shape,
     transforms=scale(weights.transforms, size, old=old_shape),
-    class_names=None if head == 'reset' or not classes else weights.class_names,
+    class_names=None if head == 'reset' else weights.class_names,
     notes=[],
   )
-  return made, '\n'.join(report + sorted(dropped) + weights.notes)
+  return made, '\n'.join(report + weights.notes)
 
 
 # Fine-tuning: what a training run takes from the weights that it starts from.
