@@ -87,9 +87,7 @@ def linear(theirs: str, ours: str, kind: str = 'linear') -> list[Key]:
   ]
 
 
-def conv(theirs: str, ours: str) -> list[Key]:
-  """Return the rows of a convolution [out, in, height, width] and its bias."""
-  return linear(theirs, ours, 'conv')
+conv = functools.partial(linear, kind='conv')  # [out, in, height, width]
 
 
 def norm(theirs: str, ours: str) -> list[Key]:
@@ -155,27 +153,24 @@ class KeyMap:
 
   def to_theirs(self, params: FlatParams) -> dict[str, np.ndarray]:
     """Return {name: array} of a file, if it has names for all parameters."""
-    parts: dict[str, dict[int, np.ndarray]] = {}
-    kinds, unknown = {}, []
+    parts: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    unknown = []
     for path, array in params.items():
       key, values, i = _find(self._rows, path)
       if key is None:
         unknown.append(path)
       else:
-        name = key.theirs.format(**values)
+        name = key.theirs.format(**values), key.kind
         i = values['i'] if key.kind == 'layers1' else i
         parts.setdefault(name, {})[i] = KINDS[key.kind][1](array)
-        kinds[name] = key.kind
     if unknown:
       raise UserError(f'The format has no name for {", ".join(unknown[:9])}.')
     out = {}
-    for name, found in parts.items():
+    for (name, kind), found in parts.items():
       arrays = [found[i] for i in sorted(found)]
-      axis = _AXES.get(kinds[name], 0)
-      if kinds[name] == 'layers1':
-        out[name] = np.stack(arrays, axis)
-      else:
-        out[name] = np.concatenate(arrays, axis) if arrays[1:] else arrays[0]
+      join = np.stack if kind == 'layers1' else np.concatenate
+      is_whole = kind != 'layers1' and len(arrays) == 1
+      out[name] = arrays[0] if is_whole else join(arrays, _AXES.get(kind, 0))
     return out
 
   def fit(
