@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.data import images
 from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import softmax_xent
+from vit_jax.parallel import sharding
 from vit_jax.runs import canary, workdirs
 from vit_jax.runs.canary import Check
 from vit_jax.step import init_state, train_step
@@ -80,21 +80,17 @@ def checks() -> Iterator[tuple[str, str, float, Callable[[], float]]]:
 def step_error() -> float:
   """Return the error of an update on all devices, next to single operations."""
   model = names.create('ViT-S/16', num_classes=10).clone(depth=2)
-  mesh = Mesh(np.array(jax.local_devices()), ('data',))
-  split = NamedSharding(mesh, PartitionSpec('data'))
-  count = 2 * mesh.size
-  rng = np.random.default_rng(0)
+  mesh = sharding.make_mesh(jax.local_devices())
+  rng, shape = np.random.default_rng(0), (2 * mesh.size, 224, 224, 3)
   batch = {
-    'image': rng.integers(0, 256, (count, 224, 224, 3), np.uint8),
-    'label': np.arange(count) % 10,
+    'image': rng.integers(0, 256, shape, np.uint8),
+    'label': np.arange(shape[0]) % 10,
   }
   loss_fn = softmax_xent(model, preprocess=Normalize())
   tx = optax.sgd(1000.0)  # the updates exceed the parameters
-  images = jax.ShapeDtypeStruct(batch['image'].shape, jnp.float32)
-  init = functools.partial(
-    init_state, model=model, images=images, tx=lambda params: tx
-  )
-  state = jax.jit(init)(jax.random.key(0))
+  images = jax.ShapeDtypeStruct(shape, jnp.float32)
+  fields = {'model': model, 'images': images, 'tx': lambda params: tx}
+  state = jax.jit(functools.partial(init_state, **fields))(jax.random.key(0))
   noisy = jax.tree.map(  # heads are initialised with zeros
     lambda x: x + 0.05 * rng.standard_normal(x.shape, np.float32), state.params
   )
@@ -104,8 +100,8 @@ def step_error() -> float:
     after, _ = train_step(state, batch, loss_fn=loss_fn, tx=tx)
     return jax.tree.map(jnp.subtract, after.params, state.params)
 
-  everywhere = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
-  found = flatten(jax.jit(update)(everywhere, jax.device_put(batch, split)))
+  everywhere = jax.device_put(state, sharding.replicated(mesh))
+  found = flatten(jax.jit(update)(everywhere, sharding.put_batch(batch, mesh)))
   with jax.disable_jit():
     expected = flatten(update(state, jax.device_put(batch)))
   # The gradient of the bias of keys is only rounding errors.
