@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import tree
-from vit_jax.analysis import attention
+from vit_jax.analysis import attention, embeddings
 from vit_jax.models.axial import AxialViT
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d
@@ -113,7 +113,7 @@ class Diagonal(PositionEmbedding):
 
 def test_obstacles(model, make_weights):
   weights = make_weights(model.clone(posemb=Diagonal()))
-  similarity = arrays.positions(weights)
+  similarity = embeddings.similarity(arrays.table(weights))
   np.testing.assert_array_equal(similarity.reshape(6, 6), np.eye(6))
   sizes = ('width', 'depth', 'mlp_dim', 'num_heads', 'embedding', 'num_classes')
   axial = AxialViT(**{name: getattr(model, name) for name in sizes})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained
-from vit_jax.analysis import attention, embeddings
+from vit_jax.analysis import attention
 from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.models.posemb import Layout
 from vit_jax.models.vit import VisionTransformer
@@ -37,7 +37,7 @@ def obstacles(weights: Weights) -> dict[str, str]:
     found |= dict.fromkeys(OF_PATCHES, 'the model has no maps of patches')
   if not hasattr(model, 'features'):
     found['tsne'] = 'the model has no method `features`'
-  if getattr(model, 'posemb', None) is None or _table(weights) is None:
+  if getattr(model, 'posemb', None) is None or table(weights) is None:
     found['positions'] = 'the model has no table of positions for all layers'
   if 'embedding/kernel' not in weights.params or model.embedding.reduction > 1:
     found['filters'] = 'the model does not embed patches of pixels'
@@ -50,12 +50,8 @@ def layout(weights: Weights) -> Layout:
   return model.pooling.layout(model.embedding.grid(weights.image_shape))
 
 
-def positions(weights: Weights) -> np.ndarray:
-  """Return the similarities [gh, gw, gh, gw] of position embeddings."""
-  return embeddings.similarity(_table(weights))
-
-
-def _table(weights):
+def table(weights: Weights) -> Any:
+  """Return the position embeddings [gh, gw, D], or None without a table."""
   model = weights.model
   grid = model.embedding.grid(weights.image_shape)
   return model.posemb.table(weights.params, grid, model.width)

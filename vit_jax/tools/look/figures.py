@@ -36,7 +36,7 @@ def filters(weights: Weights, path: pathlib.Path) -> None:
 
 def positions(weights: Weights, path: pathlib.Path) -> None:
   """Draw the similarity of position embeddings."""
-  cosines = arrays.positions(weights)
+  cosines = principal.similarity(arrays.table(weights))
   embedding_figures.positions(cosines, path)
   _write(path, similarity=cosines)
 
@@ -47,7 +47,7 @@ def distance(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   mean, uniform = values.mean(0), arrays.cell_distances(weights).mean()
   attention_figures.distance(mean, path, uniform=float(uniform))
   numbers = {'distance': mean, 'of_each_image': values, 'uniform': uniform}
-  _write(path, **numbers, paths=_paths(looks))
+  _write(path, looks, **numbers)
 
 
 def maps(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
@@ -87,7 +87,7 @@ def rollout(
     file = path.with_stem(f'{path.stem}-{number}') if start else path
     names = names if any(names) else None
     attention_figures.sheet(rows, file, names=names, title=title)
-    _write(file, rollout=rollouts, mean=mean, paths=_paths(sheet))
+    _write(file, sheet, rollout=rollouts, mean=mean)
 
 
 def tsne(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
@@ -95,7 +95,7 @@ def tsne(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   points = arrays.tsne([look['features'] for look in looks])
   classes = [look.get('class', '') for look in looks]
   embedding_figures.scatter(points, path, classes if any(classes) else None)
-  _write(path, points=points, paths=_paths(looks), classes=classes)
+  _write(path, looks, points=points, classes=classes)
 
 
 def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
@@ -109,7 +109,7 @@ def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   names += [f'register {i + 1}' for i in range(layout.num_registers)]
   others = dict(zip(names, np.moveaxis(values, 2, 0)))
   embedding_figures.norms(values[..., layout.prefix :], others, path)
-  _write(path, norms=values, paths=_paths(looks))
+  _write(path, looks, norms=values)
   chosen = np.unique(np.ceil(np.arange(1, 5) / 4 * values.shape[1]).astype(int))
   maps = values[:PER_SHEET, :, layout.prefix :][:, chosen - 1]
   low, high = (f(maps, axis=(0, 2))[:, None] for f in (np.min, np.max))
@@ -129,7 +129,7 @@ def pca(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   percent = ', '.join(f'{share:.0%}' for share in shares)
   title = f'image, PCA of its patches ({percent} of the variance)'
   _sheet(weights, path, looks, colors[:, None], title)
-  _write(path, components=components, shares=shares, paths=_paths(looks))
+  _write(path, looks, components=components, shares=shares)
 
 
 def similarity(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
@@ -144,7 +144,7 @@ def similarity(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   colors[*np.ogrid[: len(looks), :4], *np.moveaxis(places, 2, 0)] = 255, 0, 0
   title = 'image, similarity of the red patch to all patches (cosine, 0 to 1)'
   _sheet(weights, path, looks, np.uint8(colors), title)
-  _write(path, similarity=maps, places=places, paths=_paths(looks))
+  _write(path, looks, similarity=maps, places=places)
 
 
 def _sheet(weights, path, looks, colors, title):
@@ -160,8 +160,10 @@ def _sheet(weights, path, looks, colors, title):
   )
 
 
-def _write(file, **numbers):
-  """Write the numbers of a figure, and print its path."""
+def _write(file, looks=(), **numbers):
+  """Write the numbers of a figure, of these images, and print its path."""
+  if looks:
+    numbers['paths'] = np.array([look['path'] for look in looks], str)
   predict.write_arrays(file.with_suffix('.npz'), numbers)
   print(file, flush=True)
 
@@ -188,10 +190,6 @@ def finer_images(
     if isinstance(image, ValueError):
       raise image
     yield image
-
-
-def _paths(looks):
-  return np.array([look['path'] for look in looks], str)
 
 
 def _caption(look):
