@@ -56,9 +56,8 @@ def load(
       run it (dtype, scan, ...), as in `bundle.replace`.
 
   Returns:
-    (model, params): model.apply({'params': params}, images) takes float images
-    [B, H, W, C] in [-1, 1] (the output of `formats.read(path).preprocess`) and
-    returns float32 logits [B, K]. params are on the default device.
+    (model, params), on the default device. The model takes the output of
+    `formats.read(path).preprocess` and returns float32 logits [B, K].
   """
   names = options.keys() & inspect.signature(fit).parameters.keys()
   use = {name: options.pop(name) for name in names}
@@ -90,10 +89,8 @@ def fit(
     num_classes: None: the head of the weights. Another number: a new head of
       zeros, without the tanh layer before it, as in the paper's fine-tuning.
       0: no head.
-    posemb_resize: method for position tables, see `models.resample.resize`;
-      None: that of the model's `posemb`.
+    posemb_resize, patch_resize: methods, as in `InitFrom`.
     patch_size: int or (height, width) that patches are resized to.
-    patch_resize: method for patches, see `models.resample.resize_kernel`.
     in_chans: number of image channels.
     head: 'reset': a new head of zeros with as many classes.
   """

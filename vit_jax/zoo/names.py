@@ -106,11 +106,7 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   Weights of timm also need block.mlp=Gelu('exact'), unless they were converted
   from JAX; `pretrained.load` sets it. Where timm has fewer parameters, ours
   must be zero: the position of the class token in deit3, and the biases of q, k
-  and v in vit_medium_patch16_gap.
-
-  Args:
-    name: one of our names, or one of timm's.
-    **fields: top-level fields of the model, added or replaced.
+  and v in vit_medium_patch16_gap. `fields` replace top-level fields.
   """
   for pattern, read in _PATTERNS.items():
     match = re.fullmatch(pattern, str(name).split('.')[0])

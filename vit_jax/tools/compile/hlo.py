@@ -103,10 +103,9 @@ def costs(text: str) -> Costs:
 def executed(
   module: Module, name: str, times: int = 1, fused: bool = False
 ) -> Iterator[tuple[int, Instruction, Computation, bool]]:
-  """Yield what a computation runs, and the computations it calls.
+  """Yield what a computation and those that it calls run.
 
-  Yields (number of runs, instruction, its computation, whether it is part of a
-  fusion); the body of a loop of unknown length runs once.
+  Yields (number of runs, instruction, its computation, whether it is fused).
   """
   for instruction in module[name].values():
     yield times, instruction, module[name], fused

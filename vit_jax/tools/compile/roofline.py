@@ -1,9 +1,8 @@
 """The least time of a compiled GPU program, read from its optimized HLO.
 
-The compiler for GPUs has no estimate that can be used. Here each kernel takes
-the longer of two times: that of its operands and results at the bandwidth of
-the memory, and that of its products at the peak of the matrix units. Launches,
-collectives, and what kernels reach of both rates are left out.
+Each kernel takes the longer of two times: that of its operands and results at
+the bandwidth of the memory, and that of its products at the peak of the matrix
+units. docs/compile.md lists what is left out.
 """
 
 import dataclasses
