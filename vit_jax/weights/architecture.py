@@ -220,14 +220,12 @@ def _facts(params):
     'block.gate': 'block_0/attn/gate/kernel' in params,
     'block.biases': tuple(biased),
     'block.sub_norm': tuple(subs),
+    'block.norm': 'layer' if 'block_0/norm1/bias' in params else 'rms',
     'embedding.bias': 'embedding/bias' in params,
+    'embedding.norm': 'tokens' if 'embedding_norm/scale' in params else None,
   }
-  if 'block_0/norm1/bias' not in params:
-    facts['block.norm'] = 'rms'
   if 'block_0/mlp/gate/kernel' in params:
     facts['block.mlp'] = SwiGlu()
-  if 'embedding_norm/scale' in params:
-    facts['embedding.norm'] = 'tokens'
   if 'norm/scale' not in params:
     facts['pooling.norm'] = None
   if head is not None:
