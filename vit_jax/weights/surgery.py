@@ -52,13 +52,11 @@ class InitFrom:
     head: 'reset': it stays as initialised (the paper's fine-tuning); 'keep': it
       is loaded, and must fit. None: 'reset' in training, else 'keep'.
     head_rule: path rule of the parameters of the head.
-    posemb_resize: method that resizes position embeddings, see
-      `resample.resize`. None: that of the model's `posemb`, which is 'paper'
-      unless the family of the weights has another.
-    patch_resize, adapt_channels: see `resample.resize_parameter`.
-    pooling: another pooling of the model of the weights, where a run uses that
-      model, such as Mean(). Masked patch prediction does not pool. The weights
-      say which tokens there are. None: as the weights say.
+    posemb_resize, patch_resize, adapt_channels: see
+      `resample.resize_parameter`. None: positions as the model's `posemb` says,
+      'paper' unless the family of the weights has another method.
+    pooling: another pooling of the model of the weights, such as Mean(), where
+      a run uses that model; the weights say which tokens there are.
   """
 
   path: PathLike
@@ -91,12 +89,11 @@ def read(init_from: InitFrom, *, values: bool = True) -> Weights:
   )
   if init_from.pooling is None:
     return weights
-  fields: dict[str, Any] = {'pooling': init_from.pooling}
-  if old := getattr(weights.model, 'pooling', None):
-    for name in ('class_token', 'num_registers'):
-      fields[f'pooling.{name}'] = getattr(old, name)
-  model = bundle.replace(weights.model, **fields)
-  if old and model.pooling.class_token > old.class_token:
+  model = bundle.replace(weights.model, pooling=init_from.pooling)
+  old = weights.model.pooling
+  for name in ('class_token', 'num_registers'):
+    model = bundle.replace(model, **{f'pooling.{name}': getattr(old, name)})
+  if model.pooling.class_token > old.class_token:
     raise UserError(
       f'init_from.pooling={init_from.pooling}: the weights have no class token.'
       ' Use vit_jax.models.pooling.Mean, the mean over patches.'
