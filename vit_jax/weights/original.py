@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.models.dense import Gelu
-from vit_jax.models.pooling import ClassToken
 from vit_jax.models.posemb import Learned
 from vit_jax.models.rotary import RotaryAxial, RotaryDino
 from vit_jax.types import FlatParams
@@ -52,7 +51,7 @@ _DINOV2 = Family(
   'original',
   'mask_token',
   _DINO_KEYS,
-  fields={'block.mlp': Gelu('exact'), 'pooling': ClassToken()},
+  fields={'block.mlp': Gelu('exact')},
   heads=timm_vit.DINO_HEADS,
   unused='mask_token',
   rows=(('cls',),),
@@ -77,7 +76,6 @@ _VIT5 = Family(
   ),
   fields={
     'block.mlp': Gelu('exact'),
-    'pooling': ClassToken(),
     'posemb': RotaryAxial(Learned(prefix=False), registers=100.0),
   },
   heads=timm_vit.HEADS,

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from vit_jax.models.dense import Gelu, SwiGlu
-from vit_jax.models.pooling import ClassToken, Map
+from vit_jax.models.pooling import Map
 from vit_jax.models.rotary import RotaryDino
 from vit_jax.types import UserError
 from vit_jax.weights import image_configs
@@ -128,16 +128,11 @@ def _unfold(arrays, config):
   return arrays | {name: kernel}
 
 
-_SCALED = PLAIN | {
-  'block.mlp': Gelu('exact'),
-  'block.layerscale_init': 1.0,
-  'pooling': ClassToken(),
-}
+_SCALED = PLAIN | {'block.mlp': Gelu('exact'), 'block.layerscale_init': 1.0}
 _ROTARY = {'posemb': RotaryDino(), 'block.norm_eps': 1e-5}
 _CLIP_FIELDS = PLAIN | {
   'block.mlp': Gelu('quick'),
   'block.norm_eps': 1e-5,
-  'pooling': ClassToken(),
   'embedding.bias': False,
   'embedding.norm': 'tokens',
   'head.bias': False,

@@ -71,7 +71,7 @@ def _configure(defaults, config, arrays):
   found['block.norm_eps'] = args.get('norm_eps', 1e-6)
   found['block.post_norm'] = bool(args.get('use_post_norm'))
   found['embedding.bias'] = 'norm_pre.weight' not in arrays
-  if isinstance(found['pooling'], Map):
+  if 'attn_pool.latent' in arrays:
     heads = args.get('attn_pool_num_heads')
     hidden = len(arrays['attn_pool.mlp.fc1.weight'])
     found['pooling'] = Map(num_heads=heads, mlp_dim=hidden, all_tokens=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.models.dense import Gelu, SwiGlu
-from vit_jax.models.pooling import ClassToken, DistillationToken, Map, Mean
+from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.types import FlatParams
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
@@ -110,19 +110,15 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   has_fc_norm = 'fc_norm.weight' in arrays
   is_token = 'cls_token' in arrays and not has_fc_norm
   name = config.get('global_pool') or ('token' if is_token else 'avg')
-  pooling = image_configs.choose(_POOLING, name, 'global_pool')
-  if 'attn_pool.latent' in arrays:
-    pooling = Map()
-  elif 'dist_token' in arrays:
-    pooling = DistillationToken()
-  found['pooling'] = pooling
+  if not {'attn_pool.latent', 'dist_token'} & arrays.keys():
+    found['pooling'] = image_configs.choose(_POOLING, name, 'global_pool')
   if config.get('norm_layer'):
     found['block.norm_eps'] = 1e-6
   if 'pre_norm' in config:
     found |= _PRE_NORM if config['pre_norm'] else _NO_PRE_NORM
   if 'final_norm' in config:
     found['pooling.norm'] = 'before' if config['final_norm'] else None
-  if has_fc_norm and isinstance(pooling, Mean):
+  if has_fc_norm and name == 'avg':
     # For a single token, the norm before and after pooling are the same.
     found['pooling.norm'] = 'after'
   if config.get('pos_embed') in ('none', '') and 'pos_embed' not in arrays:
