@@ -88,7 +88,7 @@ class Logistic:
     std = std if self.standardize else np.full(dim, scale)
     x = (train.x - mean.astype('f4')) / std.astype('f4')
     classes, labels = np.unique(train.y, return_inverse=True)
-    data = _chunks(x, labels.astype(np.int32), np.full(count, 1 / count, 'f4'))
+    data = jax.device_put((x, labels.astype(np.int32)))
     params = tuple(np.zeros((n, len(classes)), np.float32) for n in (dim, 1))
     found = []
     for C in strengths:
@@ -111,18 +111,9 @@ def hold_out(labels: np.ndarray) -> list[np.ndarray]:
   )
 
 
-def _chunks(*columns):
-  """Return [N, ...] as [chunks, rows, ...] on a device; rows of 0 fill up."""
-  rows = min(_ROWS, len(columns[0]))
-  filled = [
-    np.pad(x, [(0, -len(x) % rows)] + [(0, 0)] * (x.ndim - 1)) for x in columns
-  ]
-  return jax.device_put([x.reshape(-1, rows, *x.shape[1:]) for x in filled])
-
-
 @jax.jit
 def _minimise(params, data, penalty, max_iter, tol):
-  """Minimise the weighted cross-entropies + penalty / 2 |kernel|^2.
+  """Minimise the mean cross-entropy + penalty / 2 |kernel|^2.
 
   Returns (kernel, bias), and whether no component of the gradient exceeds tol.
   """
@@ -131,14 +122,13 @@ def _minimise(params, data, penalty, max_iter, tol):
     kernel, bias = params
 
     @jax.checkpoint
-    def of_chunk(chunk):
-      x, labels, weights = chunk
-      logits = jnp.matmul(x, kernel, precision='highest') + bias
-      losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-      return jnp.sum(weights * losses)
+    def of_example(example):
+      x, label = example
+      logits = jnp.matmul(x, kernel, precision='highest') + bias[0]
+      return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
-    losses = jax.lax.map(of_chunk, tuple(data))
-    return jnp.sum(losses) + penalty / 2 * jnp.sum(kernel**2)
+    losses = jax.lax.map(of_example, data, batch_size=_ROWS)
+    return jnp.mean(losses) + penalty / 2 * jnp.sum(kernel**2)
 
   solver = optax.lbfgs()
   value_and_grad = optax.value_and_grad_from_state(loss)
