@@ -27,6 +27,7 @@ from vit_jax.types import (
 BOUND = Kind('%', group='')
 _RATES = 'accuracy', 'top5_accuracy'  # fractions of examples
 _MEANS = (*_RATES, 'loss')
+_LOG_P = {'softmax': jax.nn.log_softmax, 'sigmoid': jax.nn.log_sigmoid}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -123,22 +124,15 @@ class Classification(SplitEvaluator):
     num_classes = logits.shape[-1]
     top5 = jax.lax.top_k(logits, min(5, num_classes))[1]
     hits = jnp.take_along_axis(targets, top5, axis=-1) > 0
-    best = jnp.max(logits, axis=-1)
-    correct = jnp.where(targets > 0, logits, -jnp.inf)
-    best_correct = jnp.max(correct, axis=-1)
-    if self.loss == 'softmax':
-      total = jax.nn.logsumexp(logits, axis=-1)
-      log_confidence, log_correct = best - total, best_correct - total
-    else:
-      log_confidence = jax.nn.log_sigmoid(best)
-      log_correct = jax.nn.log_sigmoid(best_correct)
+    log_p = _LOG_P[self.loss](logits)
+    correct = jnp.where(targets > 0, log_p, -jnp.inf)
     out = {
       'accuracy': hits[:, 0],
       'loss': classification.LOSSES[self.loss](logits, targets),
-      'confidence': jnp.exp(log_confidence),
+      'confidence': jnp.exp(jnp.max(log_p, axis=-1)),
       'predicted': top5[:, 0],
       'true': jnp.argmax(correct, axis=-1),
-      'true_log_probability': log_correct,
+      'true_log_probability': jnp.max(correct, axis=-1),
     }
     if num_classes >= 20:  # with fewer, it says little
       out['top5_accuracy'] = hits.any(-1)
