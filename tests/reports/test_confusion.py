@@ -13,7 +13,7 @@ from vit_jax.evals.classification import Predictions
 from vit_jax.reports import confusion, page, worst
 
 
-def predictions(num_classes=5, count=300, names=None, describe=str, **fields):
+def predictions(num_classes=5, count=300, names=None, **fields):
   rng = np.random.default_rng(num_classes)
   true = rng.integers(0, num_classes, count)
   guess = rng.integers(0, num_classes, count)
@@ -25,7 +25,6 @@ def predictions(num_classes=5, count=300, names=None, describe=str, **fields):
     'predicted_probability': rng.uniform(0.4, 1, count),
     'classes': np.arange(num_classes),
     'class_names': names,
-    'describe': describe,
   }
   return Predictions(**values | fields)
 
@@ -33,6 +32,9 @@ def predictions(num_classes=5, count=300, names=None, describe=str, **fields):
 class Images:
   def __getitem__(self, index):
     return {'image': np.zeros((8, 8, 1), np.uint8)}
+
+  def describe(self, index):
+    return f'/a b/ü,{index}.png'
 
 
 def write(folder, name, found, **options):
@@ -49,7 +51,7 @@ def read(path):
 
 def test_files(tmp_path):
   names = ['cat', 'dog, small', 'Katze "3"', 'Übung', '猫\n$x$']
-  found = predictions(names=names, describe=lambda i: f'/a b/ü,{i}.png')
+  found = predictions(names=names)
   paths = write(tmp_path, 'test', found)
   assert [path.name for path in paths] == [
     'confusion-test.csv',
@@ -116,7 +118,7 @@ def test_figure_of_any_number_of_classes(tmp_path, num_classes):
   """No figure is larger than a page."""
   names = [f'a rather long name of class {i}' for i in range(num_classes)]
   found = predictions(num_classes, count=5000)
-  matrix = confusion.count(found.true, found.predicted, num_classes)
+  matrix = sklearn.metrics.confusion_matrix(found.true, found.predicted)
   confusion.draw(matrix, names, tmp_path / 'x.png', title='$1 and $2')
   with Image.open(tmp_path / 'x.png') as image:
     assert min(image.size) > 300 and max(image.size) < 3000

@@ -84,6 +84,11 @@ ENVIRONMENT = {
 LARGE = np.random.default_rng(0).integers(0, 255, (400, 300, 3), np.uint8)
 
 
+class Images(list):
+  def describe(self, index):
+    return NASTY
+
+
 def write_mistakes(folder, name, count=12):
   """Write what an evaluator got wrong: all predictions are class 0."""
   true = np.arange(count) % 3
@@ -95,10 +100,9 @@ def write_mistakes(folder, name, count=12):
     true_log_probability=np.log(0.1 + true / 30),
     predicted_probability=np.full(count, 0.5),
     index=np.arange(count),
-    describe=lambda i: NASTY,
   )
   images = [{'image': LARGE}, {'image': LARGE[:8, :8, :1]}] * 6
-  data = types.SimpleNamespace(source=images)
+  data = types.SimpleNamespace(source=Images(images))
   evaluator = types.SimpleNamespace(predictions=predictions, data=data)
   worst.write_all(folder, {name: evaluator, 'other': object()})
 

@@ -1,7 +1,7 @@
 """Accuracy, calibration and loss of a classifier on a whole split."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -44,7 +44,6 @@ class Predictions:
   predicted_probability: np.ndarray
   classes: np.ndarray  # int [k], that could be predicted, sorted
   class_names: Sequence[str] | None  # of the data, by number
-  describe: Callable[[int], str]  # from an index to a file name or similar
 
   def write(
     self, folder: Any, name: str, source: Any, class_names: Any = None
@@ -195,7 +194,6 @@ class Classification(SplitEvaluator):
       predicted_probability=columns['confidence'],
       classes=classes,
       class_names=self._names,
-      describe=getattr(self.data.source, 'describe', str),
     )
     parts = (results, found) if is_uneven else (found, results)
     return parts[0] | parts[1] | counts

@@ -12,12 +12,14 @@ one. Classes without a unique name are followed by their number.
 
 import collections
 import concurrent.futures
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from vit_jax.data import subsets
 from vit_jax.reports import pictures, worst
 
 MISCLASSIFIED = (
@@ -39,7 +41,8 @@ def write(
   true = np.searchsorted(p.classes, p.true)
   predicted = np.searchsorted(p.classes, p.predicted)
   if len(labels) <= _MOST_CLASSES:
-    matrix = count(true, predicted, len(labels))
+    matrix = np.zeros((len(labels), len(labels)), int)
+    np.add.at(matrix, (true, predicted), 1)
     paths += [folder / f'confusion-{name}.{x}' for x in ('csv', 'png')]
     rows = ([x, *row] for x, row in zip(labels, matrix.tolist()))
     worst.write_csv(paths[0], ['true_class', *labels], rows)
@@ -48,7 +51,8 @@ def write(
   keys = p.index, -p.predicted_probability, p.true_log_probability
   wrong = wrong[np.lexsort([key[wrong] for key in keys])]
   with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
-    files = pool.map(p.describe, p.index[wrong].tolist())
+    describe = functools.partial(subsets.describe, source)
+    files = pool.map(describe, p.index[wrong].tolist())
   rows = [
     (
       *(file, labels[true[i]], labels[predicted[i]]),
@@ -74,14 +78,6 @@ def label(
     name if times[name] == 1 else f'{name} ({number})'
     for name, number in zip(found, classes)
   ]
-
-
-def count(
-  true: np.ndarray, predicted: np.ndarray, num_classes: int
-) -> np.ndarray:
-  """Return the matrix [K, K] of counts: rows are true, columns predicted."""
-  counts = np.bincount(true * num_classes + predicted, minlength=num_classes**2)
-  return counts.reshape(num_classes, num_classes)
 
 
 def draw(
