@@ -16,12 +16,11 @@ _POINTS = 40_000  # of a chart, at most
 POINTS = 1000  # of a line, at most; more than its pixels
 
 Records = Sequence[Mapping[str, Any]]
-Curve = Mapping[int, float]
 
 
 def of_run(records: Records, kinds: Kinds) -> list[dict[str, Any]]:
   """Return the charts of a run: a line per split, such as train and val."""
-  found: dict[str, dict[str, list[Curve]]] = collections.defaultdict(dict)
+  found: dict[str, dict[str, Any]] = collections.defaultdict(dict)
   known: dict[str, Kind] = {}
   for name, curve in _drawn(records, kinds):
     split, _, stem = name.rpartition('/')
@@ -83,15 +82,13 @@ def _charts(lines_of, kinds):
     kind = kinds[title]
     limit = min(POINTS, max(40, _POINTS // len(lines)))
     drawn = {}
+    scale = 100 if kind.unit == '%' else 1
     for name, curves in lines.items():
-      arrays = band(curves)
-      if kind.unit == '%':
-        arrays = arrays[0], *(100 * x for x in arrays[1:])
-      steps, *rows = (x.tolist() for x in arrays)
-      mean, std = (dict(zip(steps, row)) for row in rows)
-      steps, values = thinned(mean, limit)
-      stds = [[std[step] for step in steps]] if len(curves) > 1 else []
-      drawn[name] = (steps, values, *stds)
+      steps, mean, std = band(curves)
+      shown = steps, scale * mean, scale * std
+      shown = shown if len(curves) > 1 else shown[:2]
+      places = thinned(mean, limit)
+      drawn[name] = tuple(x[places].tolist() for x in shown)
     values = [y for _, found, *_ in drawn.values() for y in found]
     is_log = bool(values) and 0 < 1000 * min(values) < max(values)
     title += ' (%)' if kind.unit == '%' else ''
@@ -100,16 +97,14 @@ def _charts(lines_of, kinds):
   return sorted(made, key=lambda chart: _GROUPS.index(chart['group']))
 
 
-def thinned(curve: Curve, limit: int) -> tuple[list[int], list[float]]:
-  """Return (steps, values) of about `limit` points.
+def thinned(values: np.ndarray, limit: int) -> np.ndarray:
+  """Return the places of about `limit` values, in order.
 
   Each of equal intervals keeps its smallest and largest value: spikes stay.
   """
-  steps = sorted(curve)
-  if len(steps) > limit:
-    kept = {steps[0], steps[-1]}
-    for part in np.array_split(steps, limit // 2):
-      of_part = part.tolist()
-      kept |= {pick(of_part, key=curve.__getitem__) for pick in (min, max)}
-    steps = sorted(kept)
-  return steps, [curve[step] for step in steps]
+  places = np.arange(len(values))
+  if len(values) <= limit:
+    return places
+  parts = np.array_split(places, limit // 2)
+  kept = [part[np.argsort(values[part])[[0, -1]]] for part in parts]
+  return np.unique([0, *np.ravel(kept), len(values) - 1])
