@@ -25,8 +25,7 @@ from vit_jax.objectives.frozen_teacher import FrozenModel
 from vit_jax.objectives.views import OfViews
 from vit_jax.objectives.wrapper import Around
 from vit_jax.step import OfFeatures, Seen
-from vit_jax.types import FlatParams, NonNegative, Outputs, UserError
-from vit_jax.weights import surgery
+from vit_jax.types import NonNegative, Outputs, UserError
 from vit_jax.weights.surgery import InitFrom
 
 
@@ -35,9 +34,6 @@ class Start(FrozenModel):
   """The weights that a run starts from, as the model of the run reads them."""
 
   init_from: InitFrom  # of the run
-
-  def read(self) -> FlatParams:
-    return surgery.read(self.init_from).params
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -33,8 +33,8 @@ class FrozenModel:
   """A model whose parameters are an argument of the train step.
 
   They are sharded by the rules of the model. No checkpoint contains them, and
-  no optimizer sees them. A resumed run compares them. A subclass has `read`,
-  and copies with `model` and `images`, a ShapeDtypeStruct of its batches.
+  no optimizer sees them. A resumed run compares them. A subclass has copies
+  with `model` and `images`, a ShapeDtypeStruct of its batches.
   """
 
   model: Any
@@ -50,7 +50,7 @@ class FrozenModel:
 
   def read(self) -> FlatParams:
     """Return the parameters of the weights, {path: array}."""
-    raise NotImplementedError
+    return surgery.read(self.init_from).params
 
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
