@@ -38,8 +38,6 @@ from vit_jax.types import (
 )
 
 LEVELS = 2**3  # 3 bits of each colour channel
-# Fractions of the corrupted patches that the mask vector and another patch of
-# the image replace (B.1.2); the rest are kept.
 MASKED, SWAPPED = 0.8, 0.1
 
 
