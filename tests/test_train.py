@@ -397,7 +397,7 @@ def test_an_evaluator_that_needs_too_much():
   with pytest.raises(
     compiled.OutOfMemoryError, match=r'evals\.val.*data\.batch_size='
   ):
-    run_evaluators({'val': TooLarge()}, {})
+    run_evaluators({'val': TooLarge()}, {}, step=1)
   with (
     pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'),
     compiled.explaining(''),

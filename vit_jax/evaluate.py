@@ -116,12 +116,12 @@ def evaluate(
   ):
     params, report = _params(init, model, weights, init_from, shardings)
   terminal.say(report)
+  step = weights.step if weights else 0
   stopwatch.lap('setup')
   with jax.set_mesh(mesh):
-    results = evaluators_lib.run(evaluators, params)
+    results = evaluators_lib.run(evaluators, params, step)
   stopwatch.lap('evals')
   written = worst.write_all(workdir, evaluators, class_names=class_names)
-  step = weights.step if weights else 0
   kinds = evaluators_lib.kinds(evaluators)
   writer = Writer(
     workdir, writers=writers, config=provenance.config, kinds=kinds
@@ -130,7 +130,6 @@ def evaluate(
     writer.write(step, results | stopwatch.record())
   rows = [(name, str(round(value, 4))) for name, value in results.items()]
   terminal.table(f'step {step}', ['metric', 'value'], rows)
-  evaluators_lib.name_non_finite(step, results)
   for path in written:
     terminal.say(f'wrote {path}')
   page.write_at_end(workdir)

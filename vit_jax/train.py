@@ -292,9 +292,8 @@ def _headline(ready, mesh):
 def _evaluate(evaluators, step, state, monitor):
   """Run the evaluators, log and return {'NAME/METRIC': value}."""
   with monitor.pause('evals'):
-    results = evaluators_lib.run(evaluators, state.eval_params)
+    results = evaluators_lib.run(evaluators, state.eval_params, step)
   monitor.write(step, results)
-  evaluators_lib.name_non_finite(step, results)
   return results
 
 

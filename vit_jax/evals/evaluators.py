@@ -107,9 +107,10 @@ def check_best_metric(metric: str | None, evaluators: Evaluators) -> None:
   )
 
 
-def run(evaluators: Evaluators, params: Params) -> dict[str, float]:
+def run(evaluators: Evaluators, params: Params, step: int) -> dict[str, float]:
   """Run evaluators, and return {'EVALUATOR/METRIC': int or float}.
 
+  Results that are NaN or Inf are named.
   They may copy between host and devices as they like: the transfer guard of the
   training loop does not apply to them.
   """
@@ -122,6 +123,11 @@ def run(evaluators: Evaluators, params: Params) -> dict[str, float]:
     with jax.transfer_guard('allow'), compiled.explaining(remedy):
       for metric, value in evaluator.run(params).items():
         results[f'{name}/{metric}'] = np.asarray(value).item()
+  if bad := [f'{k}={v}' for k, v in results.items() if not math.isfinite(v)]:
+    terminal.say(
+      f'Step {step}: evaluators returned {", ".join(bad)}. The records keep '
+      'the value; no checkpoint and no run is chosen as the best by it.'
+    )
   return results
 
 
@@ -132,12 +138,3 @@ def kinds(evaluators: Evaluators) -> dict[str, Kind]:
     for name, evaluator in evaluators.items()
     for metric, kind in getattr(evaluator, 'metrics', {}).items()
   }
-
-
-def name_non_finite(step: int, results: Mapping[str, float]) -> None:
-  """Print which results are NaN or Inf, if some are."""
-  if bad := [f'{k}={v}' for k, v in results.items() if not math.isfinite(v)]:
-    terminal.say(
-      f'Step {step}: evaluators returned {", ".join(bad)}. The records keep '
-      'the value; no checkpoint and no run is chosen as the best by it.'
-    )
