@@ -191,11 +191,12 @@ def train(
     if choices:
       workdirs.write(workdir, 'attention.json', choices)
     workdirs.record_config(workdir, provenance)
+    of_evaluators = (getattr(x, 'transforms', ()) for x in evaluators.values())
     workdirs.record_model(
       workdir,
       model=ready.described,
       preprocess=preprocess,
-      transforms=_transforms(evaluators),
+      transforms=next(filter(None, of_evaluators), None),
       image_shape=ready.images.shape[1:],
       class_names=examples.class_names,
       activation=ready.objective.activation,
@@ -270,12 +271,6 @@ def train(
   worst.write_all(workdir, evaluators, class_names=examples.class_names)
   page.write_at_end(workdir)
   return state
-
-
-def _transforms(evaluators):
-  """Return the transforms of the first evaluator that has some, or None."""
-  found = (getattr(x, 'transforms', ()) for x in evaluators.values())
-  return next(filter(None, found), None)
 
 
 def _headline(ready, mesh):
