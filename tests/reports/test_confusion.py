@@ -9,7 +9,6 @@ import sklearn.metrics
 from nightly import nightly
 from PIL import Image
 
-from vit_jax.evals.classification import Predictions
 from vit_jax.reports import confusion, page, worst
 
 
@@ -26,7 +25,7 @@ def predictions(num_classes=5, count=300, names=None, **fields):
     'classes': np.arange(num_classes),
     'class_names': names,
   }
-  return Predictions(**values | fields)
+  return confusion.Predictions(**values | fields)
 
 
 class Images:

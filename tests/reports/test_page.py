@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.evals.classification import Classification, Predictions
+from vit_jax.evals.classification import Classification
 from vit_jax.reports import charts, confusion, page, table, worst
 from vit_jax.runs.records import OF_A_RUN
 from vit_jax.tools import report
@@ -92,7 +92,7 @@ class Images(list):
 def write_mistakes(folder, name, count=12):
   """Write what an evaluator got wrong: all predictions are class 0."""
   true = np.arange(count) % 3
-  predictions = Predictions(
+  predictions = confusion.Predictions(
     classes=np.arange(3),
     class_names=[f'{NASTY}{i}' for i in range(3)],
     true=true,

@@ -1,8 +1,7 @@
 """Accuracy, calibration and loss of a classifier on a whole split."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 from vit_jax.data import subsets
 from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.reports import confusion
+from vit_jax.reports.confusion import Predictions
 from vit_jax.types import (
   ACCURACY,
   DETAIL,
@@ -28,29 +27,6 @@ BOUND = Kind('%', group='')
 _RATES = 'accuracy', 'top5_accuracy'  # fractions of examples
 _MEANS = (*_RATES, 'loss')
 _LOG_P = {'softmax': jax.nn.log_softmax, 'sigmoid': jax.nn.log_sigmoid}
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Predictions:
-  """Predictions of a classifier for all examples that count, arrays of [n].
-
-  Of several correct classes, `true` is the most probable one.
-  """
-
-  index: np.ndarray  # of each example in the source
-  true: np.ndarray
-  predicted: np.ndarray
-  true_log_probability: np.ndarray
-  predicted_probability: np.ndarray
-  classes: np.ndarray  # int [k], that could be predicted, sorted
-  class_names: Sequence[str] | None  # of the data, by number
-
-  def write(
-    self, folder: Any, name: str, source: Any, class_names: Any = None
-  ) -> list[Any]:
-    """Write confusion matrix and mistakes, see reports/confusion.py."""
-    labels = confusion.label(self.classes, self.class_names or class_names)
-    return confusion.write(folder, name, self, labels, source)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

@@ -7,7 +7,7 @@ arguments of its config. Optional attributes of an evaluator:
   check(abstract_params)  raises an error before the first training step
   metrics                 {name: types.Kind} of results; 'NAME/': all below it
   class_names             of the data; the model must have the same
-  predictions             classification.Predictions, for reports/confusion.py
+  predictions             reports.confusion.Predictions, or another with `write`
   pictures(params)        {title: rows of images}, see attention_figures.sheet
 """
 

@@ -12,6 +12,7 @@ one. Classes without a unique name are followed by their number.
 
 import collections
 import concurrent.futures
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -30,40 +31,52 @@ _MOST_CLASSES = 4000  # of a matrix; that many make a CSV of 32 MB
 _WITH_COUNTS, _WITH_NAMES = 20, 60  # classes whose counts, names fit the figure
 
 
-def write(
-  folder: epath.Path, name: str, p: Any, labels: Sequence[str], source: Any
-) -> list[epath.Path]:
-  """Write the files of evals.classification.Predictions; return their paths.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions:
+  """Predictions of a classifier for all examples that count, arrays of [n].
 
-  `labels` are of p.classes. More than 4,000 classes get no matrix.
+  Of several correct classes, `true` is the most probable one.
   """
-  paths = []
-  true = np.searchsorted(p.classes, p.true)
-  predicted = np.searchsorted(p.classes, p.predicted)
-  if len(labels) <= _MOST_CLASSES:
-    matrix = np.zeros((len(labels), len(labels)), int)
-    np.add.at(matrix, (true, predicted), 1)
-    paths += [folder / f'confusion-{name}.{x}' for x in ('csv', 'png')]
-    rows = ([x, *row] for x, row in zip(labels, matrix.tolist()))
-    worst.write_csv(paths[0], ['true_class', *labels], rows)
-    draw(matrix, labels, paths[1], title=name)
-  (wrong,) = np.nonzero(true != predicted)
-  keys = p.index, -p.predicted_probability, p.true_log_probability
-  wrong = wrong[np.lexsort([key[wrong] for key in keys])]
-  with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
-    describe = functools.partial(subsets.describe, source)
-    files = pool.map(describe, p.index[wrong].tolist())
-  rows = [
-    (
-      *(file, labels[true[i]], labels[predicted[i]]),
-      f'{np.exp(p.true_log_probability[i]):.6g}',
-      *(f'{p.predicted_probability[i]:.6g}', int(p.index[i])),
-    )
-    for file, i in zip(files, wrong)
-  ]
-  kind = 'misclassified'
-  paths.append(worst.write(folder, kind, name, MISCLASSIFIED, rows, source))
-  return paths
+
+  index: np.ndarray  # of each example in the source
+  true: np.ndarray
+  predicted: np.ndarray
+  true_log_probability: np.ndarray
+  predicted_probability: np.ndarray
+  classes: np.ndarray  # int [k], that could be predicted, sorted
+  class_names: Sequence[str] | None  # of the data, by number
+
+  def write(
+    self, folder: epath.Path, name: str, source: Any, class_names: Any = None
+  ) -> list[epath.Path]:
+    """Write the files; return their paths. Many classes get no matrix."""
+    paths = []
+    labels = label(self.classes, self.class_names or class_names)
+    true = np.searchsorted(self.classes, self.true)
+    predicted = np.searchsorted(self.classes, self.predicted)
+    if len(labels) <= _MOST_CLASSES:
+      matrix = np.zeros((len(labels), len(labels)), int)
+      np.add.at(matrix, (true, predicted), 1)
+      paths += [folder / f'confusion-{name}.{x}' for x in ('csv', 'png')]
+      rows = ([x, *row] for x, row in zip(labels, matrix.tolist()))
+      worst.write_csv(paths[0], ['true_class', *labels], rows)
+      draw(matrix, labels, paths[1], title=name)
+    log_p, p = self.true_log_probability, self.predicted_probability
+    (wrong,) = np.nonzero(true != predicted)
+    wrong = wrong[np.lexsort([x[wrong] for x in (self.index, -p, log_p)])]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
+      describe = functools.partial(subsets.describe, source)
+      files = pool.map(describe, self.index[wrong].tolist())
+    rows = [
+      (
+        *(file, labels[true[i]], labels[predicted[i]]),
+        *(f'{np.exp(log_p[i]):.6g}', f'{p[i]:.6g}', int(self.index[i])),
+      )
+      for file, i in zip(files, wrong)
+    ]
+    kind = 'misclassified'
+    paths.append(worst.write(folder, kind, name, MISCLASSIFIED, rows, source))
+    return paths
 
 
 def label(
