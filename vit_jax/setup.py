@@ -266,20 +266,18 @@ def make_step(
 
 def with_num_classes(model: Any, found: int | None) -> Any:
   """Return the model with the number of classes of the data if it has none."""
-  is_partial = isinstance(model, functools.partial)
-  given = None if is_partial else getattr(model, 'num_classes', None)
-  if given is None and found is None:
-    raise UserError(
-      'The training data does not say how many classes it has. Add '
-      '--config.model.num_classes=N, or, for data with names, a file with one '
-      'name per line: --config.data.source.class_names=FILE'
-    )
-  if given is not None and found is not None and given < found:
+  given = getattr(model, 'num_classes', None)  # a partial has none
+  if given is None:
+    if found is None:
+      raise UserError(
+        'The training data does not say how many classes it has. Add '
+        '--config.model.num_classes=N, or, for data with names, a file with '
+        'one name per line: --config.data.source.class_names=FILE'
+      )
+    return getattr(model, 'clone', model)(num_classes=found)
+  if found is not None and given < found:
     raise UserError(
       f'model.num_classes={given}, but the training data has {found} classes. '
       f'Add --config.model.num_classes={found}'
     )
-  if given is not None:
-    return model
-  make = model if is_partial else model.clone
-  return make(num_classes=found)
+  return model
