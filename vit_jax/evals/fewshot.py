@@ -67,7 +67,6 @@ class FewShot:
     return found
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError if a class has too few training examples."""
     self.draw(labels['train'], max(self.shots), seed=0)
 
   def __call__(

@@ -195,14 +195,12 @@ class Few:
     return self.readout.metrics
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError if the readout does for the examples."""
     few = labels['train'][self._rows(labels['train'])]
     self.readout.check({**labels, 'train': few})
 
   def __call__(
     self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
-    """Return the metrics of the readout."""
     return self.readout(train[self._rows(train.y)], test, val)
 
   def _rows(self, labels):

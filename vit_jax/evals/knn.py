@@ -44,7 +44,6 @@ class Knn:
     return {f'k{k}_t{t:g}': (k, t) for k, t in grid}
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError if there are fewer training examples than k."""
     if max(self.k) > len(labels['train']):
       raise UserError(
         f'k={max(self.k)}, but there are {len(labels["train"])} training '

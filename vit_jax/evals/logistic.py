@@ -51,7 +51,6 @@ class Logistic:
   }
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError if no examples can be held out."""
     if len(self.C) > 1 and 'val' not in labels:
       hold_out(labels['train'])
 

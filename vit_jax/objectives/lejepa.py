@@ -126,7 +126,6 @@ class LeJepa(OfViews):
   whole_batch = True
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
-    """Return parameters of the projector."""
     x, _ = jax.eval_shape(self.model.init_with_output, rng, images)
     return self.projector.init(rng, x.shape[-1])
 

@@ -82,7 +82,6 @@ class Mae(Objective):
       raise UserError('Mae needs patches of pixels, and no hybrid model.')
 
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
-    """Return the parameters of the decoder."""
     decoder = self._decoder(images)
     token = jnp.zeros((1, 1, 1, self.model.width))
     sources = jnp.zeros((1, decoder.posemb.layout.num_tokens), jnp.int32)
