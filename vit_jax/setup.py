@@ -66,7 +66,6 @@ class Examples:
   first: Mapping[str, Any]
   num_classes: int | None
   class_names: Sequence[str] | None = None
-  targets: Any = None
 
   @classmethod
   def of(cls, data: Data) -> 'Examples':
@@ -76,7 +75,6 @@ class Examples:
       first=data.first_example(),
       num_classes=getattr(data.source, 'num_classes', None),
       class_names=getattr(data.source, 'class_names', None),
-      targets=getattr(data.source, 'targets', None),
     )
 
 

@@ -200,7 +200,7 @@ def train(
       image_shape=ready.images.shape[1:],
       class_names=examples.class_names,
       activation=ready.objective.activation,
-      targets=examples.targets,
+      targets=getattr(data.source, 'targets', None),
     )
 
     # 5. The loop. Metrics lag one step: the host never waits for the device.
