@@ -70,19 +70,3 @@ def test_sheet_has_the_images_side_by_side(tmp_path):
   image = np.asarray(PIL.Image.open(tmp_path / 'b.png').convert('RGB'))
   shares = [(image == colour).all(-1).mean() for colour in colours]
   np.testing.assert_allclose(shares, shares[0], rtol=0.1)
-
-
-def test_figures_of_any_shape(tmp_path):
-  rng = np.random.default_rng(0)
-  picture = rng.integers(0, 256, (12, 20, 3), np.uint8)
-  maps = rng.uniform(size=(2, 3, 4, 6))
-  figures.maps(maps, picture, tmp_path / 'maps.png', title='a picture')
-  figures.distance(maps[..., 0, 0], tmp_path / 'distance.pdf', uniform=0.7)
-  similarity = rng.uniform(-1, 1, (2, 6, 2, 6))
-  embedding_figures.positions(similarity, tmp_path / 'positions.png')
-  tiles = rng.uniform(size=(9, 8, 4, 3))
-  embedding_figures.filters(tiles, tmp_path / 'filters.png', title='filters')
-  assert (tmp_path / 'distance.pdf').read_bytes().startswith(b'%PDF')
-  for path in tmp_path.glob('*.png'):
-    with PIL.Image.open(path) as image:
-      assert np.asarray(image.convert('L')).std() > 5, path
