@@ -1,6 +1,5 @@
 """Distillation: losses by hand, and a teacher that stays as it is."""
 
-import dataclasses
 import functools
 
 import jax
@@ -190,16 +189,6 @@ def test_the_teacher_sees_mixed_images(teacher_file):
   targets = logits_of(formats.read(teacher_file), images)
   expected = kl(targets, logits_of(weights, images), 1.0)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
-
-
-def test_images_are_resized_to_those_of_the_teacher(tmp_path):
-  weights = make_weights(MODEL, size=16)
-  path = write(tmp_path / 'large.npz', weights)
-  x = weights.preprocess(BATCH['image'])
-  large = jax.image.resize(x, (8, 16, 16, 3), 'bilinear')
-  resized = dataclasses.replace(weights, preprocess=lambda images: images)
-  found = predict(Teacher(path))
-  np.testing.assert_allclose(found, logits_of(resized, large), atol=2e-5)
 
 
 @pytest.mark.parametrize('scan', [False, True])
