@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -150,18 +149,6 @@ def test_the_model_replaces_patches():
   found = apply({'params': params}, images, patch_sources=sources)
   np.testing.assert_allclose(found, apply({'params': params}, moved), atol=1e-5)
   assert found.shape == (8, 6, 512)
-
-
-def test_mask_vector_learns():
-  model, params = make_model(), make_params()
-  loss_fn = MaskedPatches(model, preprocess=Normalize())
-
-  def loss(mask):  # of this parameter alone, which compiles faster
-    changed = params | {'mask': mask}
-    return loss_fn(changed, {'image': IMAGES}, quick_key(0))[0]
-
-  gradient = jax.jit(jax.grad(loss))(params['mask'])
-  assert jnp.abs(gradient).max() > 1e-6
 
 
 def test_labels_are_not_needed_and_the_draw_is_of_the_rng():
