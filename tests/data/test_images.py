@@ -39,14 +39,6 @@ def test_lossless_colour(kind, options):
   np.testing.assert_array_equal(image, picture())
 
 
-@pytest.mark.parametrize('kind', ['JPEG', 'WEBP'])
-def test_lossy_colour_is_near_pillows(kind):
-  data = encode(picture(), kind, quality=90)
-  image, pillows = images.decode(data), Image.open(io.BytesIO(data))
-  difference = image.astype(int) - np.asarray(pillows.convert('RGB'))
-  assert np.abs(difference).max() <= 2  # two builds of the same codec
-
-
 @pytest.mark.parametrize('kind', ['PNG', 'JPEG', 'BMP', 'WEBP', 'GIF'])
 def test_grey_becomes_three_equal_channels(kind):
   grey = Image.fromarray(picture()[..., 0])
