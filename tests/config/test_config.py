@@ -369,11 +369,3 @@ def test_what_cannot_be_described():
     configs.describe(object())
   partial = functools.partial(loss, smoothing=0.5)
   assert configs.describe(partial) == {'target': here('loss'), 'smoothing': 0.5}
-
-
-def test_a_plan_is_not_yet_made():
-  found = configs.plan_run(
-    ml_collections.ConfigDict(MINIMAL | {'plain': {'target': here('never')}})
-  )
-  with pytest.raises(AssertionError, match='this is not called'):
-    found.make('DIR')
