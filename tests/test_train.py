@@ -258,8 +258,9 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
       np.testing.assert_allclose(actual[key], expected[key], atol=1e-5)
   first, last = steps_of(new, 'mine/score', of='mine/score')
   assert first > last == found.ema['Dense_0']['bias'][0]
-  sharding = found.params['Dense_0']['kernel'].sharding
-  assert sharding.spec == jax.sharding.PartitionSpec('fsdp')
+  for x in (found.params, found.ema):
+    spec = x['Dense_0']['kernel'].sharding.spec
+    assert spec == jax.sharding.PartitionSpec('fsdp')
   assert made['mesh'].shape == {'data': 2, 'fsdp': 2, 'model': 2}
   assert workdirs.steps(new / 'checkpoints') == [1, 2]  # best and last
   assert spy.start.call_args.args[1] == {'a': 1} and spy.close.called

@@ -9,6 +9,7 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import tree
+from vit_jax.models.dense import BlockOptions, SwiGlu
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map
 from vit_jax.models.resnet import ResNet
@@ -111,6 +112,7 @@ def shapes(model, pixels=32):
 def vit(scan=False):
   sizes = {'width': 64, 'depth': 4, 'mlp_dim': 256, 'num_heads': 4}
   parts = {'embedding': PatchEmbedding(8), 'pooling': Map()}
+  parts['block'] = BlockOptions(mlp=SwiGlu(), gate=True)
   return tiny.vit(**sizes, **parts, num_classes=10, scan=scan)
 
 
@@ -120,12 +122,12 @@ def test_tensor_parallel_is_megatrons(scan):
   found = sharding.infer(shapes(vit(scan)), sharding.tensor_parallel(), mesh)
   split = {k: s.spec for k, s in tree.flatten(found).items() if any(s.spec)}
   inside = {
-    **{f'attn/{name}/kernel': (None, 'model') for name in ('query', 'key')},
+    **{f'attn/{x}/kernel': (None, 'model') for x in ('query', 'key', 'gate')},
     **{f'attn/{name}/bias': ('model',) for name in ('query', 'key', 'value')},
     'attn/value/kernel': (None, 'model'),
     'attn/out/kernel': ('model',),
-    'mlp/fc1/kernel': (None, 'model'),
-    'mlp/fc1/bias': ('model',),
+    **{f'mlp/{x}/kernel': (None, 'model') for x in ('fc1', 'gate')},
+    **{f'mlp/{x}/bias': ('model',) for x in ('fc1', 'gate')},
     'mlp/fc2/kernel': ('model',),
   }
   expected = {f'map_head/{path}': P(*spec) for path, spec in inside.items()}
