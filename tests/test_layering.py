@@ -3,10 +3,10 @@
 import ast
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
+from processes import python
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / 'vit_jax').rglob('*.py'))
@@ -152,9 +152,7 @@ import sys
 import {', '.join(sorted(names))}
 print(*{{'jax', 'flax', 'optax', 'tensorflow', 'grain'}} & set(sys.modules))
 """
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
-  )
+  done = python('-c', code)
   assert (done.returncode, done.stdout) == (0, '\n'), done.stderr
 
 
@@ -174,7 +172,5 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 import {', '.join(OURS + m for m in modules)}
 """
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
-  )
+  done = python('-c', code)
   assert done.returncode == 0, done.stderr
