@@ -28,14 +28,8 @@ GROUND = {'durations', 'io', 'kernels', 'meshes', 'tree', 'types'}
 # What else some of them may import: models, objectives, optimizers and
 # evaluators come from the config.
 NARROW = {
-  'step': set(),
-  'models': set(),
-  'analysis': set(),
-  'optim': set(),
-  'data': set(),
-  'config': set(),
-  'parallel': set(),
-  'probes': set(),
+  **{x: set() for x in ('step', 'models', 'analysis', 'optim', 'data')},
+  **{x: set() for x in ('config', 'parallel', 'probes')},
   'setup': {
     *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
     *('optim.', 'parallel.', 'probes', 'runs.compiled', 'step'),
