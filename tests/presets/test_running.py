@@ -9,6 +9,7 @@ import json
 
 import made_up
 import numpy as np
+import packed
 import preset_configs as presets
 import pytest
 from nightly import nightly
@@ -58,12 +59,9 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def image_folder(tmp_path_factory):
-  path = tmp_path_factory.mktemp('folder')
-  for i in range(60):
-    folder = path / f'class_{i % CLASSES["folder"]}'
-    folder.mkdir(exist_ok=True)
-    (folder / f'{i}.JPG').write_bytes(jpeg(i))
-  return path
+  count = CLASSES['folder']
+  files = {f'class_{i % count}/{i}.JPG': jpeg(i) for i in range(60)}
+  return packed.write_folder(tmp_path_factory.mktemp('folder'), files)
 
 
 @pytest.fixture(scope='module')
