@@ -9,7 +9,7 @@ from small import logits, random_weights
 
 from vit_jax import pretrained, tree
 from vit_jax.data.transforms import Resize
-from vit_jax.models.dense import Gelu
+from vit_jax.models.dense import Gelu, Normalize
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Head
 from vit_jax.models.resnet import ResNet
@@ -26,9 +26,8 @@ SMALL = {
 def make(size=(12, 12), **fields):
   """Weights of a small ViT, all of its parameters random."""
   model = bundle.from_fields(VisionTransformer, **SMALL | fields)
-  return random_weights(
-    model, (*size, 3), class_names=list('abcde'), activation='sigmoid'
-  )
+  more = {'class_names': list('abcde'), 'preprocess': Normalize(9.0)}
+  return random_weights(model, (*size, 3), activation='sigmoid', **more)
 
 
 def images(size=(12, 12), channels=3):
@@ -213,6 +212,9 @@ def test_the_model_that_is_fine_tuned(file, tmp_path):
   assert pretrained.preprocess(own) == make().preprocess
   with pytest.raises(ValueError, match='init_from'):
     pretrained.from_weights(None)
+  formats.write(make(), tmp_path / 'timm', 'timm')
+  of_timm = init_from(tmp_path / 'timm', options={'num_heads': 3})
+  assert pretrained.from_weights(of_timm).dtype == 'bfloat16'
 
 
 @pytest.mark.parametrize(
