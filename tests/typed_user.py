@@ -4,15 +4,14 @@ Lines with `type: ignore` are mistakes, each of which mypy must find: with
 warn_unused_ignores it reports those that it does not. Nothing here is run.
 """
 
-import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from own_parts import Crop, Largest, Rows, Scaled, Squares
 
 from vit_jax import evaluate, pretrained, step, train
 from vit_jax.analysis import attention
@@ -21,84 +20,18 @@ from vit_jax.data.pipeline import Data
 from vit_jax.durations import Duration, epochs, examples, steps
 from vit_jax.evals.classification import Classification
 from vit_jax.models.dense import Normalize
-from vit_jax.models.posemb import PositionEmbedding, SinCos2d
+from vit_jax.models.posemb import SinCos2d
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.objectives import classification
-from vit_jax.objectives.wrapper import Wrapper
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpoints
-from vit_jax.step import Context
 from vit_jax.types import LossFn, Model, Params
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.zoo import names
-
-
-class Squares:
-  """A source: dark and light squares."""
-
-  num_classes = 2
-
-  def __len__(self) -> int:
-    return 16
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    image = np.full((8, 8, 3), 50 + 100 * (index % 2), np.uint8)
-    return {'image': image, 'label': index % 2}
-
-
-@dataclasses.dataclass(frozen=True)
-class Darker:
-  """A transform."""
-
-  factor: float
-
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return (image * (self.factor * rng.random())).astype(np.uint8)
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Scaled(Wrapper):
-  """An objective that wraps an objective."""
-
-  factor: float
-
-  def __call__(
-    self,
-    params: Params,
-    batch: Mapping[str, jax.Array],
-    rng: jax.Array,
-    context: Context = Context(),
-  ) -> Any:
-    loss, metrics, *_ = self.inner(params, batch, rng, context)
-    return self.factor * loss, metrics
-
-
-class Largest:
-  """An evaluator."""
-
-  def __init__(self, model: Model, *, preprocess: Any, mesh: Any, data: Data):
-    self.model, self.data = model, data
-
-  def run(self, params: Params) -> dict[str, float]:
-    largest = -np.inf
-    for batch in self.data.eval_batches():
-      logits = self.model.apply({'params': params}, jnp.asarray(batch['image']))
-      largest = max(largest, float(logits.max()))
-    return {'logit': largest}
-
-
-class Rows(PositionEmbedding):
-  """A position embedding."""
-
-  def add_to_patches(
-    self, module: Any, x: jax.Array, grid: tuple[int, int]
-  ) -> jax.Array:
-    table: jax.Array = module.param('rows', jax.nn.initializers.zeros, grid[:1])
-    return x + table[:, None]
 
 
 class Text:
@@ -109,7 +42,7 @@ def train_a_model(workdir: str) -> Params:
   data = Data(
     Squares(),
     batch_size=8,
-    transforms=[transforms.Resize(16), transforms.FlipLR(), Darker(0.9)],
+    transforms=[transforms.Resize(16), transforms.FlipLR(), Crop(8)],
   )
   model = VisionTransformer(
     width=32,
@@ -117,7 +50,7 @@ def train_a_model(workdir: str) -> Params:
     mlp_dim=64,
     num_heads=2,
     embedding=PatchEmbedding(patch_size=(8, 4)),
-    posemb=SinCos2d(),
+    posemb=Rows(),
   )
   state = train.train(
     workdir,
