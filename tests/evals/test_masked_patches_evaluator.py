@@ -25,16 +25,8 @@ MODEL = tiny.vit(
   num_classes=8,
 )
 SOURCE = Synthetic(image_size=8, num_classes=1000, num_examples=21, channels=1)
-
-
-class WithoutLabels:
-  """Nor a number of classes."""
-
-  def __len__(self):
-    return len(SOURCE)
-
-  def __getitem__(self, index):
-    return {'image': SOURCE[index]['image']}
+# Neither with labels nor with a number of classes.
+BARE = [{'image': SOURCE[i]['image']} for i in range(21)]
 
 
 def evaluator(batch_size, source=SOURCE, make=MaskedPatches, **options):
@@ -60,10 +52,10 @@ OTHERS |= {'make': functools.partial(all_set, MaskedPatches)}
 def test_every_example_once_whatever_the_batches(params, options):
   task = options.get('task', Task())
   fn = masked_patches.MaskedPatches(MODEL, preprocess=Normalize(), task=task)
-  images = np.stack([SOURCE[i]['image'] for i in range(21)])
+  images = np.stack([x['image'] for x in BARE])
   keys = keys_of(np.arange(21), options.get('seed', 0))
   expected = jax.jit(fn.predict)(params, images, keys)['metrics']
-  found = evaluator(8, WithoutLabels(), **options).run(params)
+  found = evaluator(8, BARE, **options).run(params)
   assert found['num_examples'] == 21 and 'skipped' not in found
   for name in ('loss', 'accuracy'):
     mean = float(expected[name].mean())
