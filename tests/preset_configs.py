@@ -45,6 +45,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'evaluate': """
     folder tfds folder,fewshot tfds,fewshot,size=384
     tfds,accuracy,knn,logistic,flip folder,logistic,layers=1,flip
+    folder,number=age
   """,
   'evaluate_imagenet': """
     default val,real,size=384,original v2,topimages a,r
@@ -63,7 +64,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     folder,from_weights,tiny cifar10,tiny imagenet,S/16,augreg,size=224
     imagenet,B/32,augreg,dev,v2 cifar100,L/16,augreg,steps=2500
     kitti,Ti/16,augreg resisc45,B/16,augreg,dev,steps=10000
-    kitti,augreg,steps=2500,tiny
+    kitti,augreg,steps=2500,tiny folder,from_weights,labels=a+b
   """,
   'masked_patches': """
     B/16 L/32 B/16,downsampled B/16,pixels,ratio=0.15
@@ -75,6 +76,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     mean_colour,steps=6,tiny
   """,
   'photographs': 'default seeds=1 tiny',
+  'photographs_labels': 'default seeds=1 tiny',
   'photographs_trained': 'default seeds=1 tiny',
   'pretrain_augreg': """
     imagenet,B/16 imagenet,Ti/16,light2 imagenet,S/16,folder
@@ -135,6 +137,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'train_folder': """
     default S/16,size=224,held_out=20,balanced B/16,class_weights,epochs=3
     R50x1,lr=3e-3 Mixer-B/16,size=224 tiny
+    labels=a+b,class_weights number=age R50x1,order=1<2,balanced,tiny
   """,
   'transfer': """
     default imagenet,L/16,jft,polyak H/14,cifar10,pets,seeds=1

@@ -6,7 +6,9 @@ The TFDS sets have the names and splits of the real ones, with noise as images.
 import functools
 import io
 import json
+import shutil
 
+import jax
 import made_up
 import numpy as np
 import packed
@@ -77,6 +79,44 @@ def pretrained(data_dir, tmp_path_factory):
     return workdir
 
   return run
+
+
+@pytest.mark.parametrize(
+  ('argument', 'metric'),
+  nightly(
+    [
+      ('labels=a+b', 'mean_average_precision'),
+      ('number=n', 'r2'),
+      ('order=1<2<3', 'quadratic_weighted_kappa'),
+    ],
+    but=[('number=n', 'r2')],
+  ),
+)
+def test_any_labels_of_a_table(argument, metric, image_folder, tmp_path):
+  files = sorted(image_folder.rglob('*.JPG'))
+  rows = ['file,a,b,n,label,object']
+  for i, file in enumerate(files):
+    empty = '' if i == 3 else i % 2
+    rows.append(f'{file.name},{empty},{i % 3 % 2},{i / 7},{i % 3 + 1},{i // 4}')
+  (tmp_path / 't.csv').write_text('\n'.join(rows))
+  config = load_config('train_folder', f'{argument},tiny')
+  config.data.source.path, config.data.source.csv = (
+    image_folder,
+    tmp_path / 't.csv',
+  )
+  config.data.source.group_key = 'object'
+  config.checkpoints.every_fraction = 0.5
+  state = configs.run(config, tmp_path / 'run')
+  record = last_record(tmp_path / 'run')
+  assert np.isfinite(record[f'test/{metric}'])
+  assert record['test/num_examples'] % 4 == 0  # whole groups
+  described = json.loads((tmp_path / 'run/model.json').read_text())
+  assert described['targets']['target'].startswith('vit_jax.data.targets.')
+  shutil.copytree(tmp_path / 'run', tmp_path / 'again')
+  shutil.rmtree(tmp_path / 'again/checkpoints/4')
+  again = configs.run(config, tmp_path / 'again')
+  equal = jax.tree.map(np.array_equal, state.params, again.params)
+  assert all(jax.tree.leaves(equal))
 
 
 def last_record(workdir):

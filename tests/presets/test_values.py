@@ -483,8 +483,9 @@ CONTRADICTIONS = {  # the error names the last word
   'finetune': """
     folder,dev pets,epochs=3 R50x1,bit,resize kitti augreg,cifar10
     pets,augreg,bit pets,augreg,steps=400 pets,steps=500 imagenet,augreg,v2
-    kitti,augreg,resize
+    kitti,augreg,resize pets,number=a folder,order=a<b,labels=a
   """,
+  'train_folder': 'number=a,balanced labels=a,balanced number=a,class_weights',
   'transfer': 'augreg,cifar10 kitti',
   'pretrain_paper': 'imagenet21k,H/14 jft,R50+B/16,sgd imagenet21k,folder',
   'pretrain_bit': 'imagenet21k,R50x1,folder',
