@@ -204,14 +204,11 @@ def test_command(
     wanted = np.linalg.norm(expected[path]['block_1'], axis=-1)
     np.testing.assert_allclose(saved['norms']['norms'][i, 1], wanted, atol=1e-4)
   maps = np.stack([expected[p]['tokens'][1:] for p in paths[:6]])
-  points = np.linalg.svd(maps.reshape(36, -1) - maps.mean((0, 1)))
-  wanted = points[0][:, :3] * points[1][:3]
-  components = saved['pca']['components'].reshape(36, 3)
-  np.testing.assert_allclose(abs(components), abs(wanted), atol=1e-3)
-  shares = points[1][:3] ** 2 / (points[1] ** 2).sum()
+  maps = maps.reshape(6, 2, 3, -1)
+  components, shares = embeddings.patch_components(maps, 3)
+  np.testing.assert_allclose(saved['pca']['components'], components, atol=1e-3)
   np.testing.assert_allclose(saved['pca']['shares'], shares, atol=1e-5)
-  unit = maps / np.linalg.norm(maps, axis=-1, keepdims=True)
-  wanted = (unit @ unit.swapaxes(1, 2)).reshape(6, 2, 3, 2, 3)
+  wanted = [embeddings.similarity(x) for x in maps]
   found = saved['similarity']['similarity']
   for rows, shown, places in zip(wanted, found, saved['similarity']['places']):
     np.testing.assert_allclose(shown, rows[tuple(places.T)], atol=1e-4)
