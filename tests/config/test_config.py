@@ -155,7 +155,6 @@ def test_what_lacks_arguments_becomes_a_partial():
     ({'total_epochs': 0, 'total_steps': None}, ['total_epochs=0', 'above 0']),
     ({'part': {'size': 0}}, ['part.size=0', 'at least 1']),
     ({'part': {'size': True}}, ['part.size=True', 'integer']),
-    ({'part': {'size': 1.0}}, ['part.size=1.0', 'integer']),
     ({'part': 3}, ['part=3', 'Part']),
     (
       {'data': {'source': {'target': 'vit_jax.data.sources.folder.Folder'}}},
@@ -164,7 +163,6 @@ def test_what_lacks_arguments_becomes_a_partial():
     ({'scale': '2'}, ["scale='2'", 'number']),
     ({'scale': math.nan}, ['scale=nan', 'finite']),
     ({'fast': 'False'}, ["fast='False'", 'boolean']),
-    ({'fast': 1}, ['fast=1', 'boolean']),
     ({'mode': 'sofmax'}, ["mode='sofmax'", "did you mean 'softmax'"]),
     ({'rules': [['[', 1.0]]}, ["rules=[['[', 1.0]]", 'regular expression']),
     ({'rules': [['a']]}, ["rules=[['a']]"]),
