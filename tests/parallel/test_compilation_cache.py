@@ -5,11 +5,10 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from processes import PLAIN, python
+from processes import PLAIN, python, records
 
 from vit_jax.parallel import compilation_cache
 from vit_jax.runs import checkpoint
-from vit_jax.runs.records import read_records
 
 
 @pytest.fixture(autouse=True)
@@ -111,18 +110,13 @@ def test_a_second_start_compiles_nothing_and_gives_the_same_bits(
     assert not done.stderr
     lines = done.stdout.splitlines()
     counts = next(x for x in lines if x.startswith('MISSES')).split()
-    losses = [
-      r['train/loss']
-      for r in read_records(tmp_path / name)
-      if 'train/loss' in r
-    ]
     params = checkpoint.load_params(tmp_path / name)[0]
-    return int(counts[1]), int(counts[3]), losses, params
+    return int(counts[1]), int(counts[3]), records(tmp_path / name), params
 
-  misses, hits, losses, params = start('first')
+  misses, hits, recorded, params = start('first')
   assert misses > 5 > hits  # few programs are compiled twice by one start
   assert len(list(home.rglob('*-cache'))) == misses
   again = start('second')
-  assert again[:3] == (0, misses + hits, losses)
+  assert again[:3] == (0, misses + hits, recorded)
   for path, value in params.items():
     np.testing.assert_array_equal(value, again[3][path], err_msg=path)
