@@ -196,11 +196,6 @@ def test_members_that_cannot_be_done(member, message, tmp_path):
   assert CALLS == []
 
 
-def test_report_runs_nothing(tmp_path, capsys):
-  study(make_config(), tmp_path, report_only=True)
-  assert CALLS == [] and '0 of 3 runs are done' in capsys.readouterr().out
-
-
 def test_a_dry_run_plans_all_that_can_start_from_scratch(tmp_path, capsys):
   config = make_grid()
   more = {'init_from': {'path': '{workdir}/final'}, 'model': {}}
