@@ -160,14 +160,6 @@ def test_skipping_in_training(folder):
   batches.close()
 
 
-def test_skipping_in_evaluation(folder):
-  batches = eval_batches(Folder(folder), batch_size=16, on_error='skip')
-  for _ in range(2):
-    values = [b['image'][b['mask']][:, 0, 0, 0] for b in batches]
-    expected = [*range(7), *range(8, 40)]
-    assert np.concatenate(values).tolist() == expected
-
-
 def _own(error):
   def transform(image, rng):
     raise error
