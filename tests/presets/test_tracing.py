@@ -14,6 +14,7 @@ from preset_configs import CLASSES, ROOT, VARIANTS, load_config, variants
 from vit_jax import config as configs
 from vit_jax.config import resolve
 from vit_jax.tools.compile.lowering import lower
+from vit_jax.weights import bundle
 from vit_jax.zoo import names
 
 
@@ -210,12 +211,9 @@ def test_transfer_studies_trace(name, argument, tmp_path):
 def initialise(run):
   """Return the number of parameters of a run's model."""
   settings = run.model.copy_and_resolve_references()
-  left_out = shorten(settings)
-  model = resolve(settings)
-  size = run.data.transforms[0]['size']
-  images = jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
-  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  return left_out + sum(x.size for x in jax.tree.leaves(params))
+  left_out, size = shorten(settings), run.data.transforms[0]['size']
+  shapes = bundle.shapes(resolve(settings), (size, size, 3))
+  return left_out + sum(x.size for x in shapes.values())
 
 
 def ablations():
