@@ -18,6 +18,7 @@ from vit_jax.data.sources import tars
 from vit_jax.data.sources.digits import Digits
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.sources.tfds import Tfds
+from vit_jax.data.targets import Classes, Labels, Numbers
 from vit_jax.tools import prepare
 
 FILES = packed.images()
@@ -175,6 +176,25 @@ def test_unreadable_images(tmp_path):
   (row,) = left_out(tmp_path / 'set')
   assert (row['split'], row['file_name']) == ('train', r'b\udcff,.png')
   assert 'unreadable' in row['reason'] and 'junk' in row['reason']
+
+
+def test_columns_and_vectors_are_kept(tmp_path):
+  write_folder(tmp_path, {f'{i}.png': encode(photo(i)) for i in (0, 1)})
+  rows = 'image,cat,dog,age (m),code\n0.png,1,,1.5,01\n1.png,0,1,,2\n'
+  (tmp_path / 't.csv').write_text(rows)
+  prepared(tmp_path, tmp_path / 'set', '--csv=t.csv', '--label_key=code')
+
+  def labels(name, targets):
+    source = open_source(f'tfds:{tmp_path}/{name}:train', targets=targets)
+    return source.class_names, source.labels()
+
+  both = np.float32([[1, np.nan], [0, 1]])
+  assert labels('set', Classes())[0] == ['01', '2']
+  np.testing.assert_equal(labels('set', Numbers(('age (m)',)))[1], [[1.5]])
+  np.testing.assert_equal(labels('set', Labels(('cat', 'dog')))[1], both)
+  source = Listed([photo(0), photo(1)], [*both], ['x', 'y'])
+  np.testing.assert_equal(made(tmp_path / 'other', source).labels(), both)
+  np.testing.assert_equal(labels('other', Labels(('x', 'y')))[1], both)
 
 
 def test_splits_with_other_classes(tmp_path):

@@ -12,12 +12,14 @@ SOURCE is a folder of images, a name such as 'tfds:NAME:SPLIT' or
 SPLIT' for the tar files of image-net.org. SPLIT is 'train' by default, or the
 split that the name ends with. DEST is a new folder. Until it is complete, it is
 called DEST.part. Unreadable images and copies are left out, and listed in
-DEST/left_out.csv.
+DEST/left_out.csv. Columns of numbers and texts are kept.
 """
 
 import argparse
+import contextlib
 import functools
 import io
+import numbers
 import pathlib
 import re
 import shlex
@@ -124,7 +126,8 @@ def write(
   Args:
     folder: new folder for the data set.
     sources: {split: source}. A source has len() and [i], or is an iterable of
-      (name, example). An example is {'image': bytes or array, 'label': int}.
+      (name, example). An example is {'image': bytes or array, 'label': int or
+      float [K]} and columns. Named entries of a label [K] become columns, too.
     short_side, shuffle: see the command.
     leave_out: {name: source} of images whose copies are left out.
   """
@@ -143,8 +146,19 @@ def write(
   known = {'names': names} if names else {'num_classes': count}
   label = tfds.features.ClassLabel(**known) if names or count else np.int64
   image = tfds.features.Image(shape=(None, None, 3))
-  features = {'image': image, 'label': label, 'file_name': tfds.features.Text()}
-  features = tfds.features.FeaturesDict(features)
+  text, example = tfds.features.Text(), _first(first)
+  if shape := np.shape(example.get('label', 0)):
+    label = tfds.features.Tensor(shape=shape, dtype=np.float32)
+  named = (shape and names) or ()
+  known = {'image': image, 'label': label, 'file_name': text}
+  cells = {name: x for name, x in example.items() if name not in known}
+  floats = [k for k, x in cells.items() if isinstance(x, numbers.Number)]
+  texts = [k for k, x in cells.items() if isinstance(x, str | None)]
+  kinds = dict.fromkeys([*named, *floats], np.float64)
+  kinds |= dict.fromkeys(texts, text)
+  if others := sorted(cells.keys() - kinds):
+    terminal.say(f'Left out columns of neither numbers nor texts: {others}')
+  features = tfds.features.FeaturesDict(kinds | known)
   copies = Copies(leave_out) if leave_out else None
   left_out: list[tuple[str, str, str]] = []
 
@@ -166,7 +180,13 @@ def write(
     def _generate_examples(self, split):
       def record(source, name, read):
         try:
-          return name, *_record(source, read(), short_side, copies)
+          example = read()
+          found, why = _record(source, example, short_side, copies)
+          cells = dict(zip(named, np.ravel(example['label'])))
+          cells |= {k: example.get(k) for k in floats}  # None becomes NaN
+          values = ((k, example.get(k)) for k in texts)
+          cells |= {k: '' if x is None else str(x) for k, x in values}
+          return name, found and cells | found, why
         except (OSError, ValueError) as error:
           return name, None, f'unreadable: {error}'
 
@@ -189,6 +209,14 @@ def write(
   made.rename(folder)
   shutil.rmtree(partial)
   return folder
+
+
+def _first(source):
+  """Return the first example that can be read, or {}."""
+  for index in range(len(source) if hasattr(source, '__getitem__') else 0):
+    with contextlib.suppress(OSError, ValueError):
+      return source[index]
+  return {}
 
 
 def _process(source, function):
