@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax.data.targets import Classes
 from vit_jax.data.transforms import Interpolation, Transform, antialiased, scale
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
@@ -127,9 +128,10 @@ def fit(
     params=params,
     image_shape=shape,
     transforms=scale(weights.transforms, size, old=old_shape),
-    class_names=None if head == 'reset' else weights.class_names,
     notes=[],
   )
+  if head == 'reset':
+    made.class_names, made.activation, made.targets = None, 'softmax', Classes()
   return made, '\n'.join(report + weights.notes)
 
 

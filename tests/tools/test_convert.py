@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from processes import python
 
-from vit_jax import config, tree
-from vit_jax.models.pooling import Map
+from vit_jax import config, pretrained, tree
+from vit_jax.data.targets import Classes, Grades, Numbers
+from vit_jax.models.pooling import OrdinalHead, ScaledHead
 from vit_jax.tools import convert
 from vit_jax.weights import export, formats
 
@@ -55,6 +56,47 @@ def test_weights_go_out_and_back(file, weights, tmp_path, name, flags, files):
   pixels = rng.integers(0, 256, (2, *weights.image_shape), np.uint8)
   found, expected = (logits(x, x.preprocess(pixels)) for x in (read, weights))
   np.testing.assert_allclose(found, expected, atol=3e-5)
+
+
+@pytest.fixture(scope='module')
+def of_numbers(model, make_weights):
+  names = ['age (years)', 'weight']
+  head = ScaledHead(moments=((50.0, 20.0), (70.0, 9.0)))
+  model = model.clone(num_classes=2, head=head)
+  use = {'activation': 'identity', 'targets': Numbers(tuple(names))}
+  return make_weights(model, class_names=names, **use)
+
+
+@pytest.mark.parametrize('format', ['npz', 'vit_jax', 'timm', 'hf'])
+def test_numbers_go_out_and_back(of_numbers, model, tmp_path, format):
+  weights, is_ours = of_numbers, format in formats.NPZ_FORMATS
+  target = tmp_path / ('x.npz' if is_ours else 'x')
+  formats.write(weights, target, format)
+  read = formats.read(target)
+  kind = weights.targets if is_ours else Numbers()
+  assert (read.activation, read.targets) == ('identity', kind)
+  assert read.class_names == weights.class_names
+  x = np.random.default_rng(0).normal(size=(3, model.width))
+  found, expected = (
+    w.model.head.convert(x @ w.params['head/kernel'] + w.params['head/bias'])
+    for w in (read, weights)
+  )
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_heads_of_grades_and_others(of_numbers, model, make_weights, tmp_path):
+  kind = Grades(order=('low', 'mid', 'high'))
+  model = model.clone(num_classes=3, head=OrdinalHead())
+  grades = make_weights(model, targets=kind)
+  with pytest.raises(ValueError, match=r'hf cannot .*ordered.*format=vit_jax'):
+    formats.write(grades, tmp_path / 'x', 'hf')
+  formats.write(grades, path := tmp_path / 'x.npz', 'vit_jax')
+  assert formats.read(path).targets == kind
+  for weights, count in ((grades, 0), (of_numbers, 5)):
+    found, _ = pretrained.fit(weights, num_classes=count)
+    assert (found.targets, found.activation) == (Classes(), 'softmax')
+    formats.write(found, path, 'npz')
+    assert formats.read(path).model.num_classes == (count or None)
 
 
 def test_changes(file, tmp_path, capsys):
@@ -132,10 +174,11 @@ np.savez('out.npz', *found)
 """
 
 
-def test_a_map_head_is_exported_for_any_number_of_images(model, make_weights):
-  weights = make_weights(model.clone(pooling=Map()))
-  _, said = export.stablehlo(weights, platforms=['cpu'])
-  assert said['output']['shape'] == ['batch', 6]
+def test_numbers_are_exported_for_any_number_of_images(of_numbers):
+  _, said = export.stablehlo(of_numbers, platforms=['cpu'])
+  assert said['output']['shape'] == ['batch', 2]
+  assert said['output']['is'] == 'numbers'
+  assert config.build(said['targets']) == of_numbers.targets
 
 
 @pytest.mark.slow

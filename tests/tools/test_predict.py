@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from vit_jax.data import targets
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
 from vit_jax.tools import predict as tool
 from vit_jax.tools.predict import predict
@@ -90,16 +91,10 @@ def call(*args):
   return exit.value.code
 
 
-def test_output(file, expected, gallery, paths, capsys, weights, monkeypatch):
+def test_output(file, expected, gallery, paths, capsys, weights):
   command = [f'--weights={file}', '--top_k=3', gallery]
   assert call(*command) == 0
   rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-  monkeypatch.setattr('sys.stdout.isatty', lambda: True)
-  monkeypatch.setenv('TERM', 'dumb')  # without colors
-  monkeypatch.setenv('COLUMNS', '200')
-  assert call(*command) == 0
-  table = [line.split() for line in capsys.readouterr().out.splitlines()]
-  assert table[0] == ['image', 'rank', 'class', 'probability']
   for i, path in enumerate(paths):
     p = probabilities(expected[path])
     for rank, id_ in enumerate(np.argsort(-p)[:3]):
@@ -108,19 +103,38 @@ def test_output(file, expected, gallery, paths, capsys, weights, monkeypatch):
       assert row['class_id'] == str(id_)
       assert row['class_name'] == weights.class_names[id_]
       assert float(row['probability']) == pytest.approx(p[id_], abs=2e-6)
-  assert any(line[-1] == f'{p[id_]:.2%}' for line in table)
 
 
-def test_names_of_any_kind(capsys):
-  p = np.float32([0.25, 0.75])
-  results = [{'path': 'a[b].png', 'probabilities': p}]
-  ranking = list(tool.ranked(results, ['x', '[red]'], 1))
-  tool.write_table(ranking)
-  tool.write_table(tool.ranked(results, None, 1))
-  assert ranking == [('a[b].png', 1, 1, '[red]', 0.75)]
-  lines = capsys.readouterr().out.splitlines()
-  assert lines[1].split() == ['a[b].png', '1', '[red]', '75.00%']
-  assert lines[3].split() == ['a[b].png', '1', 'class', '1', '75.00%']
+CLASSES = 'path,rank,class_id,class_name,probability'
+
+
+KINDS = {
+  targets.Classes(): (f'{CLASSES}\na[b].png,1,1,[red],0.75', {'[red]': 0.75}),
+  targets.Labels(): (
+    'path,x,[red],labels\na[b].png,0.25,0.75,[red]',
+    {'[red]': 0.75},
+  ),
+  targets.Numbers(): (
+    'path,x,[red]\na[b].png,0.25,0.75',
+    'x 0.25, [red] 0.75',
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_kinds(weights, capsys, monkeypatch, kind):
+  (table, shown), p = KINDS[kind], np.float32([0.25, 0.75])
+  names = ['x', '[red]']
+  weights = dataclasses.replace(weights, class_names=names, targets=kind)
+  results = [{'path': 'a[b].png', kind.outputs: p}]
+  tool.show(tool.rows(weights, results, 1, 0.5))
+  assert capsys.readouterr().out == f'{table}\n'
+  monkeypatch.setattr('sys.stdout.isatty', lambda: True)
+  monkeypatch.setenv('TERM', 'dumb')  # without colors
+  tool.show(tool.rows(weights, results, 1, 0.5))
+  found = capsys.readouterr().out.split()
+  assert found == table.replace(',', ' ').split()
+  assert kind.shown(p, names, 1) == shown
 
 
 def test_features_file(file, expected, gallery, paths, tmp_path, capsys, bad):

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class Targets:
 
   columns: Sequence[str] = ()
 
+  outputs: ClassVar[str] = 'probabilities'  # what a model predicts
+
   def encode(
     self, where: str, columns: Columns, names: Names = None
   ) -> tuple[np.ndarray, Names]:
@@ -49,6 +51,17 @@ class Targets:
       names: names in order, if they are known; None: those that occur, sorted.
     """
     raise NotImplementedError
+
+  def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
+    """Return rows [{column: cell}] of the predictions [K] for an image.
+
+    k is the number of classes; labels are named from a threshold on.
+    """
+    return [dict(zip(names, values.tolist()))]
+
+  def shown(self, values: Any, names: Any, k: int) -> Any:
+    """Return {name: probability} of the k largest, or a text of numbers."""
+    return {names[i]: float(values[i]) for i in top(values, k)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +106,11 @@ class Classes(Targets):
         'Expected ints from 0 on, and -1 for a missing class.'
       )
     return labels.astype(np.int32), names
+
+  def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
+    columns = 'rank', 'class_id', 'class_name', 'probability'
+    found = ((i, names[i], float(values[i])) for i in top(values, k))
+    return [dict(zip(columns, (rank, *x))) for rank, x in enumerate(found, 1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,16 +183,30 @@ class Labels(Targets):
       row[[index[x] for x in items or ()]] = 1
     return labels, names
 
+  def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
+    found = '|'.join(x for x, p in zip(names, values) if p >= threshold)
+    return [dict(zip(names, values.tolist())) | {'labels': found}]
+
 
 @dataclasses.dataclass(frozen=True)
 class Numbers(Targets):
   """One or several numbers of an example, in the units of their columns."""
+
+  outputs: ClassVar[str] = 'numbers'
 
   def encode(
     self, where: str, columns: Columns, names: Names = None
   ) -> tuple[np.ndarray, Names]:
     expected = 'a number with a decimal point, or an empty cell'
     return _table(where, columns, _number, expected), [*columns]
+
+  def shown(self, values: Any, names: Any, k: int) -> Any:
+    return ', '.join(f'{name} {x:.6g}' for name, x in zip(names, values))
+
+
+def top(probabilities: np.ndarray, k: int) -> list[int]:
+  """Return the indices of the k largest of [K], in descending order."""
+  return np.argsort(-probabilities, kind='stable')[:k].tolist()
 
 
 def _table(where, columns, convert, expected):

@@ -117,7 +117,8 @@ def table(
   """Print a table whose first column holds the names of the rows."""
   made = rich.table.Table(title=title, title_justify='left', **options)
   for i, column in enumerate(columns):
-    made.add_column(column, justify='right' if i else 'left')
+    heading = rich.text.Text(printable(column))  # without markup
+    made.add_column(heading, justify='right' if i else 'left')
   for row in rows:
     made.add_row(*(rich.text.Text(printable(x)) for x in row))
   _print(made)

@@ -96,9 +96,10 @@ class ScaledHead(Head):
 
   def plain(self, params: dict[str, Any]) -> tuple[Head, dict[str, Any]]:
     mean, std = np.array(self.moments, np.float32).T
-    kernel, bias = std * params['head/kernel'], std * params['head/bias'] + mean
+    found = {k: x for k, x in params.items() if k.startswith('head/')}
+    plain = {k: std * x + mean * k.endswith('bias') for k, x in found.items()}
     head = Head(self.representation_size, init_std=self.init_std)
-    return head, params | {'head/kernel': kernel, 'head/bias': bias}
+    return head, params | plain
 
 
 @dataclasses.dataclass(frozen=True)

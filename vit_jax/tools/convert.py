@@ -121,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   shape = 'x'.join(map(str, weights.image_shape))
   print(
     f'{weights.origin}: {type(weights.model).__name__}, {count:,} parameters, '
-    f'images {shape}, {weights.model.num_classes or "no"} classes'
+    f'images {shape}, {weights.model.num_classes or "no"} '
+    + type(weights.targets).__name__.lower()
   )
   options = {}
   if format == 'stablehlo':

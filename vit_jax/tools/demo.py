@@ -1,9 +1,9 @@
-r"""Web page on this machine: drop an image, see its classes and the attention.
+r"""Web page on this machine: drop an image, see predictions and attention.
 
   python -m vit_jax.tools.demo --weights=WEIGHTS
 
-WEIGHTS is as for predict. The page shows the most likely classes, the input of
-the model, and what it attends to there.
+WEIGHTS is as for predict. The page shows the most likely classes or labels, or
+the numbers, the input of the model, and what it attends to there.
 
 The server listens on this machine only (GRADIO_SERVER_NAME=0.0.0.0: on all its
 addresses), and the page loads nothing from elsewhere. --share makes a public
@@ -12,6 +12,7 @@ when the server ends (Ctrl-C or SIGTERM). Needs pip install -e '.[demo]'.
 """
 
 import argparse
+import collections
 import importlib.resources
 import os
 import signal
@@ -44,10 +45,10 @@ _EXAMPLE = importlib.resources.files('sklearn.datasets') / 'images/flower.jpg'
 
 
 class Explainer:
-  """Classes and attention of one image at a time, computed by one program.
+  """Predictions and attention of one image at a time, by one program.
 
   Attributes:
-    has_classes: whether there are probabilities for the image.
+    has_classes: whether there are probabilities or numbers for the image.
     no_attention: reason why the model has no attention to show, or None.
     layers, heads: how many there are; 0 without attention.
   """
@@ -66,7 +67,7 @@ class Explainer:
     self._forward = jax.jit(forward)
     images = jax.ShapeDtypeStruct((1, *weights.image_shape), jnp.uint8)
     out = jax.eval_shape(forward, self._params, images)
-    self.has_classes = 'probabilities' in out and out['probabilities'].ndim == 2
+    self.has_classes = np.ndim(out.get(weights.targets.outputs)) == 2
     shape: tuple[int, ...] = out['maps'].shape[1:3] if 'maps' in out else (0, 0)
     self.layers, self.heads = shape
 
@@ -74,8 +75,8 @@ class Explainer:
     """Return a dict of what there is to show of an image file.
 
     These are 'input' uint8 [H, W, C], what the model sees; 'picture', the same,
-    but finer; 'probabilities' [K]; 'maps' and 'heads' float32 [L, h, gh, gw].
-    Only 'error' if the file is not an image.
+    but finer; 'probabilities' or 'numbers' [K]; 'maps' and 'heads' float32 [L,
+    h, gh, gw]. Only 'error' if the file is not an image.
     """
     (found,) = predict.in_batches(
       self._forward, self._params, self.weights, [path]
@@ -85,15 +86,12 @@ class Explainer:
         (found[name],) = figures.finer_images(self.weights, [path], px)
     return found
 
-  def top(self, found: Mapping[str, Any], count: int) -> dict[str, float]:
-    """Return {name: probability} of the most likely classes, in order."""
-    names, p = self.weights.class_names, found['probabilities']
-
-    def label(i):
-      name = names[i] if names else f'class {i}'
-      return f'{name} ({i})' if names and names.count(name) > 1 else name
-
-    return {label(i): float(p[i]) for i in predict.top(p, count)}
+  def top(self, found: Mapping[str, Any], count: int) -> Any:
+    """Return `Targets.shown` of what is predicted."""
+    kind, names = self.weights.targets, predict.names_of(self.weights)
+    times = collections.Counter(names)
+    names = [f'{x} ({i})' if times[x] > 1 else x for i, x in enumerate(names)]
+    return kind.shown(found[kind.outputs], names, count)
 
   def draw(
     self,
@@ -149,9 +147,8 @@ def page(explainer: Explainer, top_k: int) -> Any:
         )
         message = gr.Markdown(elem_id='message')
         shown = explainer.has_classes
-        classes = gr.Label(
-          label='Probabilities', visible=shown, elem_id='probabilities'
-        )
+        title = explainer.weights.targets.outputs.capitalize()
+        classes = gr.Label(label=title, visible=shown, elem_id='probabilities')
         seen = gr.Image(
           label=f'Input of the model, {width} x {height} px',
           height=height + 72,  # its real size, below the label
@@ -201,7 +198,7 @@ def _describe(explainer):
   lines = ['# What a Vision Transformer sees', f'**{origin}**']
   lines.append(f'No attention to show: {reason}.' if reason else _EXPLAINED)
   if not explainer.has_classes:
-    lines.append('No probabilities: the weights have no head for images.')
+    lines.append('No predictions: the weights have no head for images.')
   return '\n\n'.join(lines)
 
 

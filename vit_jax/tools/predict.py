@@ -1,4 +1,4 @@
-r"""Classify images with weights of any known format.
+r"""Predict classes, labels or numbers with weights of any known format.
 
   python -m vit_jax.tools.predict --weights=WEIGHTS IMAGE|FOLDER|GLOB ...
   python -m vit_jax.tools.predict --weights=WEIGHTS --features=F.npz FOLDER
@@ -9,9 +9,10 @@ with the weights. --features writes the arrays 'paths' [N] and 'features'
 [N, ...] to F.npz, or a row per image, 'path' and 'features', to F.parquet.
 
 Results go to stdout, everything else to stderr. A terminal shows a table; pipes
-and files get CSV (path, rank, class_id, class_name, probability). The exit
-status is 0; 1 after an error, or if images could not be read (they are listed
-at the end); 2 for wrong arguments.
+and files get CSV, with the same columns: path, rank, class_id, class_name and
+probability; or path and each label or number. The column `labels` names those
+from --threshold on: cat|dog. The exit status is 0; 1 after an error, or if
+images could not be read (they are listed at the end); 2 for wrong arguments.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.data.sources import image_files
+from vit_jax.data.targets import top as top
 from vit_jax.io import terminal
 from vit_jax.io.files import csv_line, replacing
 from vit_jax.models.vit import VisionTransformer
@@ -37,9 +39,10 @@ from vit_jax.tools import arguments, parsers
 from vit_jax.types import Params, PathLike, UserError
 from vit_jax.weights.bundle import Weights
 
-_ACTIVATIONS = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
-# (path, rank from 1, class_id, name or None, probability)
-Row = tuple[str, int, int, str | None, float]
+_ACTIVATIONS: dict[str, Any] = {
+  **{'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid},
+  'identity': jnp.asarray,
+}
 
 
 def predict(
@@ -51,16 +54,17 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
   """Yield the model's output for each image (see `image_files.find`), in order.
 
-  These are dicts with 'path'; 'probabilities' float32 [K] if the model has a
-  head; 'features' float32 [...] if a layer is given, a name in the model's
-  `features`: 'pre_logits', 'pooled', 'tokens', 'block_0', 'map_0', ... . An
-  image that cannot be read has 'path' and 'error'.
+  These are dicts with 'path'; if the model has a head, 'probabilities' of the
+  classes or labels, or 'numbers', float32 [K]; 'features' float32 [...] if a
+  layer is given, a name in the model's `features`: 'pre_logits', 'pooled',
+  'tokens', 'block_0', 'map_0', ... . An image that cannot be read has 'path'
+  and 'error'.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, layer)
   images = jax.ShapeDtypeStruct((1, *weights.image_shape), jnp.uint8)
   out = jax.eval_shape(forward, params, images)
-  if layer is None and (not out or out['probabilities'].ndim != 2):
+  if layer is None and (not out or out[weights.targets.outputs].ndim != 2):
     what = 'logits for each patch, not for the image' if out else 'no head'
     raise UserError(
       f'The weights have {what}. Use --features=FILE.npz (in Python, layer=) '
@@ -86,7 +90,8 @@ def forward_fn(
     else:  # a model of your own needs no more than logits
       found = {'logits': model.apply(variables, images)}
     if 'logits' in found:
-      out['probabilities'] = _ACTIVATIONS[weights.activation](found['logits'])
+      convert = _ACTIVATIONS[weights.activation]
+      out[weights.targets.outputs] = convert(found['logits'])
     if layer is not None:
       if layer not in found:
         raise UserError(f'No layer {layer!r}; there are {", ".join(found)}.')
@@ -143,37 +148,33 @@ def _results(group, out):
       yield {'path': path} | {name: array[i] for name, array in out.items()}
 
 
-def top(probabilities: np.ndarray, k: int) -> list[int]:
-  """Return the indices of the k largest of [K], in descending order."""
-  return np.argsort(-probabilities, kind='stable')[:k].tolist()
+def names_of(weights: Weights) -> list[str]:
+  """Return the names of the outputs, 'class 0' and so on if there are none."""
+  count = weights.model.num_classes or 0
+  return weights.class_names or [f'class {i}' for i in range(count)]
 
 
-def ranked(
-  results: Iterable[Mapping[str, Any]], names: Sequence[str] | None, k: int
-) -> Iterator[Row]:
-  """Yield a Row for each of the k most likely classes of each image."""
+def rows(
+  weights: Weights, results: Iterable[Mapping[str, Any]], *options: Any
+) -> Iterator[dict[str, Any]]:
+  """Yield {column: cell} of each image, by `Targets.rows` with the options."""
+  kind, names = weights.targets, names_of(weights)
   for result in results:
-    p = result['probabilities']
-    for rank, i in enumerate(top(p, k), 1):
-      yield result['path'], rank, i, names[i] if names else None, float(p[i])
+    for row in kind.rows(result[kind.outputs], names, *options):
+      shown = {k: f'{x:.6g}' for k, x in row.items() if isinstance(x, float)}
+      yield {'path': result['path'], **row, **shown}
 
 
-def write_table(rows: Iterable[Row]) -> None:
-  """Print aligned columns that fit the terminal."""
-  columns = 'image', 'rank', 'class', 'probability'
-  shown = [
-    (path if rank == 1 else '', str(rank), name or f'class {i}', f'{p:.2%}')
-    for path, rank, i, name, p in rows
-  ]
-  terminal.table(None, columns, shown, box=None)
-
-
-def write_csv(rows: Iterable[Row]) -> None:
-  """Print a header and the rows."""
-  header = ['path', 'rank', 'class_id', 'class_name', 'probability']
-  sys.stdout.write(csv_line(header))
-  for *row, p in rows:
-    sys.stdout.write(csv_line([*row, f'{p:.6g}']))
+def show(rows: Iterable[Mapping[str, Any]]) -> None:
+  """Print rows: on a terminal aligned, else as CSV."""
+  if sys.stdout.isatty():
+    rows = list(rows)
+    cells = [[*map(str, row.values())] for row in rows]
+    terminal.table(None, [*rows[0]] if rows else [], cells, box=None)
+  else:
+    for i, row in enumerate(rows):
+      lines = [row.values()] if i else [row, row.values()]
+      sys.stdout.write(''.join(map(csv_line, lines)))
 
 
 def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
@@ -221,6 +222,8 @@ def parser() -> argparse.ArgumentParser:
   arguments.add_images(made, batch_size=32)
   group = made.add_argument_group('output')
   arguments.add_counts(group, top_k=(5, 'classes of each image'))
+  help = 'least probability of the labels that are named (0.5)'
+  group.add_argument('--threshold', type=float, default=0.5, help=help)
   group.add_argument(
     '--features',
     metavar='FILE',
@@ -271,8 +274,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       write_arrays(spare, arrays)
       raise UserError(f'--features: {e}. The features are in {spare}.') from e
   else:
-    show = write_table if sys.stdout.isatty() else write_csv
-    show(ranked(results, weights.class_names, args.top_k))
+    show(rows(weights, results, args.top_k, args.threshold))
   sys.exit(exit_status(skipped, len(paths)))
 
 

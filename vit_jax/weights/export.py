@@ -39,7 +39,8 @@ def stablehlo(
   Returns:
     (bytes of the file, a dict that describes how to use it). The function
     takes uint8 images [B, H, W, C], after the transforms, and returns float32
-    logits [B, K], or features if the model has no head.
+    logits [B, K], or features if the model has no head. 'activation' in the
+    dict converts logits to probabilities; 'identity': they are the numbers.
   """
   size = sum(x.nbytes for x in weights.params.values())
   if size > _LIMIT:
@@ -59,12 +60,13 @@ def stablehlo(
     (batch_size,) = jax.export.symbolic_shape('batch')
   spec = jax.ShapeDtypeStruct((batch_size, *weights.image_shape), jnp.uint8)
   exported = jax.export.export(jax.jit(forward), platforms=platforms)(spec)
+  outputs = {'identity': 'numbers'}.get(weights.activation, 'logits')
   about = formats.describe_use(weights) | {
     'format': 'jax.export',
     'platforms': list(exported.platforms),
     'input': _describe(exported.in_avals[0]),
     'output': _describe(exported.out_avals[0])
-    | {'is': 'logits' if model.num_classes else 'features'},
+    | {'is': outputs if model.num_classes else 'features'},
     'origin': weights.origin,
   }
   return bytes(exported.serialize(vjp_order=0)), about

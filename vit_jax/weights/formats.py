@@ -293,7 +293,8 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
     try:
       if format == 'npz' and type(weights.model) is VisionTransformer:
         weights = bundle.with_table(weights)  # which NAME.json describes
-      if isinstance(head := getattr(weights.model, 'head', None), Head):
+      head = getattr(weights.model, 'head', None)
+      if isinstance(head, Head) and weights.model.num_classes:
         head, params = head.plain(weights.params)
         model = weights.model.clone(head=head)
         weights = dataclasses.replace(weights, model=model, params=params)

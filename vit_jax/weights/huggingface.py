@@ -14,12 +14,13 @@ from typing import Any
 from vit_jax.data.transforms import scale
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams
-from vit_jax.weights import architecture, family, image_configs, timm
+from vit_jax.weights import architecture, bundle, family, image_configs, timm
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import hf_towers, hf_vit
 from vit_jax.weights.family import Config
 
 FAMILIES = hf_vit.FAMILIES + hf_towers.FAMILIES  # the first that fits counts
+_PROBLEMS = {'multi_label_classification': 'sigmoid', 'regression': 'identity'}
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow
 recognise = functools.partial(family.recognise, FAMILIES)
 
@@ -41,12 +42,13 @@ def read(
   labels = config.get('id2label') or {}
   unnamed = [f'LABEL_{i}' for i in range(weights.model.num_classes or 0)]
   class_names = [labels.get(str(i), x) for i, x in enumerate(unnamed)]
-  problem = config.get('problem_type') == 'multi_label_classification'
+  activation: Any = _PROBLEMS.get(config.get('problem_type') or '', 'softmax')
   use = config.get('preprocessor_config')
   return dataclasses.replace(
     weights,
     class_names=None if class_names == unnamed else class_names,
-    activation='sigmoid' if problem else 'softmax',
+    activation=activation,
+    targets=bundle.TARGETS[activation],
     origin=f'hf {name}'.strip(),
     **_use(use, found.images, weights.image_shape, weights.notes),
   )
@@ -107,8 +109,8 @@ def _texts(weights, config):
     names = weights.class_names or [f'LABEL_{i}' for i in range(classes)]
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
-  if weights.activation == 'sigmoid':
-    config['problem_type'] = 'multi_label_classification'
+  for problem in [k for k, x in _PROBLEMS.items() if x == weights.activation]:
+    config['problem_type'] = problem
   height, width, _ = weights.image_shape
   large, method, mean, std = image_configs.describe(weights)
   use = {

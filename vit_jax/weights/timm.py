@@ -14,7 +14,7 @@ from typing import Any
 
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams, Shape
-from vit_jax.weights import architecture, family, image_configs
+from vit_jax.weights import architecture, bundle, family, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit
 from vit_jax.weights.family import Config
@@ -43,10 +43,12 @@ def read(
   found = family.find(FAMILIES, arrays, name)
   weights = architecture.read(found, arrays, config, **options)
   use = image_use(config, weights.image_shape, weights.notes) if config else {}
+  activation = config.get('activation', 'softmax')
   return dataclasses.replace(
     weights,
     class_names=config.get('label_names') or config.get('labels'),
-    activation=config.get('activation', 'softmax'),
+    activation=activation,
+    targets=bundle.TARGETS[activation],
     origin=f'timm {name}'.strip(),
     **use,
   )
