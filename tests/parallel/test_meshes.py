@@ -17,6 +17,9 @@ from synthetic import Synthetic
 
 from vit_jax import tree
 from vit_jax.data.pipeline import Data
+from vit_jax.evals.classification import Classification
+from vit_jax.evals.fewshot import FewShot
+from vit_jax.evals.frozen import Frozen
 from vit_jax.models import dense
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.rotary import RotaryDino
@@ -150,6 +153,41 @@ def test_no_device_holds_everything_while_initialising(name, scan):
   compiled = run.init.lower(jax.random.key(0)).compile()
   whole = sum(x.nbytes for x in arrays(initial).values())
   assert compiled.memory_analysis().temp_size_in_bytes < whole / 4
+
+
+@functools.cache
+def evaluated(name):
+  """Return what the evaluators find in the parameters of mesh 'data 8'."""
+  params = jax.device_get(trained('data 8', True)[2].ema)
+  run = trained(name, True)[0]
+  shared = {'preprocess': dense.Normalize(), 'mesh': run.mesh}
+  train, test = data(1), data(2)
+  evaluators = [
+    Classification(run.model, data=test, **shared),
+    Frozen(
+      run.model,
+      data={'made': {'train': train, 'test': test}},
+      readouts={'few': FewShot(shots=(2,))},
+      **shared,
+    ),
+  ]
+  placed = jax.device_put(params, run.shardings.ema)
+  found = {}
+  for evaluator in evaluators:
+    with jax.set_mesh(run.mesh):
+      found |= evaluator.run(placed)
+  return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', SHARDED)
+def test_evaluators_give_the_same(name):
+  expected, actual = evaluated('data 8'), evaluated(name)
+  assert actual.keys() == expected.keys() and len(actual) > 4
+  for key, value in expected.items():
+    # Results that count examples are equal to the last bit.
+    exact = not key.rsplit('/')[-1].startswith(('loss', 'ece'))
+    assert actual[key] == pytest.approx(value, rel=0 if exact else 1e-5), key
 
 
 @pytest.mark.slow
