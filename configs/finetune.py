@@ -244,7 +244,7 @@ def follow(config, name):
 def protocol(args):
   """Return (source, {evaluator: split}, rate, steps or None for epochs)."""
   if args.data == 'folder':
-    source, held_out = labels.held_out(args, args.held_out or 10)
+    source, held_out = labels.held_out(args.held_out or 10, args)
     lr, steps = 0.01, 500 if args.bit and not args.epochs else None
   elif args.augreg:
     rates, steps, (train, dev, test) = AUGREG[args.data]

@@ -107,7 +107,7 @@ def source(args, split, **fields):
   return common.own_images(split, **fields)
 
 
-def held_out(args, percent):
+def held_out(percent, args=None):
   """Return (source, {'test': split}), the same percentage of each class."""
   if percent >= 100:
     raise ValueError(f'held_out={percent} must be below 100 (percent).')

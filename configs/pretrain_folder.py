@@ -351,7 +351,7 @@ def sources(args):
 def own(args):
   """Return `sources` of the user's images."""
   if args.labels:
-    source, held_out = labels.held_out(args, 10)
+    source, held_out = labels.held_out(10)
     return source, held_out['test']
   return common.own_images('[:]', channels=3, classes=False), None
 

@@ -46,7 +46,7 @@ def get_config(argument=''):
   config = common.training()
   config.total_epochs = args.epochs
   config.model = model(args.model)
-  source, held_out = labels.held_out(args, args.held_out)
+  source, held_out = labels.held_out(args.held_out, args)
   images = common.inception_crop(args.size, area=(0.6, 1.0), antialias=True)
   config.data = common.data(source, images, batch_size=32)
   if not args.class_weights:

@@ -115,7 +115,7 @@ def test_many_classes_in_proportion_to_a_power():
 
 def test_balance_needs_one_class_for_each_example():
   vectors = [{'label': row} for row in np.zeros((61, 5), np.float32)]
-  with pytest.raises(ValueError, match=r'list .*\(61, 5\)'):
+  with pytest.raises(ValueError, match=r'list: .*\(61, 5\)'):
     Balanced().bind(vectors, 0)
 
 

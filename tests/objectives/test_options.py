@@ -97,7 +97,11 @@ def row(make, options, within=lambda x: x, **more):
   [
     row(softmax_xent, LOSS),
     row(
-      sigmoid_xent, LOSS, threshold=(0.4, 0.6), mean_over_classes=(True, False)
+      sigmoid_xent,
+      LOSS,
+      threshold=(0.4, 0.6),
+      mean_over_classes=(True, False),
+      positive_weights=((1.0, 2.0), (2.0, 1.0)),
     ),
     row(Dino, DINO),
     row(

@@ -159,12 +159,19 @@ def check_set(call: Call, config: Any, prefix: str = '') -> None:
 
 
 def _unset(value):
-  """Yield the paths of required arguments that are None."""
+  """Yield the paths of required arguments that are None.
+
+  One with the mark 'or NAME' is required if the argument NAME is None, too.
+  """
   if isinstance(value, Call):
     parameters = parameters_of(value.fn)
     for name, inner in value.kwargs.items():
-      if inner is None and name in parameters and is_required(parameters[name]):
-        yield join(value.where, name)
+      if inner is None and name in parameters:
+        marks = getattr(hints_of(value.fn).get(name), '__metadata__', ())
+        others = [x[3:] for x in marks if str(x).startswith('or ')]
+        given = any(value.kwargs.get(x) is not None for x in others)
+        if is_required(parameters[name]) or (others and not given):
+          yield join(value.where, name)
       yield from _unset(inner)
   elif isinstance(value, dict | list | tuple):
     for inner in value.values() if isinstance(value, dict) else value:

@@ -23,7 +23,7 @@ _SPLIT = re.compile(
   r'(.*[\W\d_])?(train|training|val|valid|validation|dev|tests?|testing|eval|'
   r'pred)([\W\d_]|sets?|images?|imgs?|data|simple)*'
 )
-_PATH, _CSV = '--config.data.source.path', '--config.data.source.csv'
+_CSV = '--config.data.source.csv'
 _MOST_CHECKED = 50_000  # files, in a few seconds
 
 
@@ -45,7 +45,6 @@ class Folder:
   the other columns of the table.
 
   Args:
-    path: the folder; default: that of the table.
     csv: path of the table, relative to `path`, see docs/data.md.
     targets: kind of the labels in a table, see targets.py.
     split: path of a sub-folder, or a value of the column `split_key`.
@@ -59,7 +58,7 @@ class Folder:
 
   def __init__(
     self,
-    path: Annotated[PathLike | None, MACHINE] = None,
+    path: Annotated[PathLike, MACHINE],
     *,
     csv: Annotated[PathLike | None, MACHINE] = None,
     targets: Targets = Classes(),
@@ -74,16 +73,14 @@ class Folder:
     classes: bool = True,
   ) -> None:
     self.channels, self.exif, self.targets = channels, exif, targets
-    if not (path or csv):
-      raise UserError(f'Set the images by {_PATH}=FOLDER, or by {_CSV}=TABLE.')
-    root = epath.Path(path or os.path.dirname(csv or '')).expanduser()
+    root = epath.Path(path).expanduser()
     # The folder that is searched for images; None: a table lists them.
     self.root = None if csv else os.fspath(root)
     self._base = root if csv else root / (split or '')
     self._columns: Columns = {}
     self._missing: list[int] = []  # rows of the table without a file
     if csv:
-      table = root / os.path.expanduser(csv if path else os.path.basename(csv))
+      table = root / os.path.expanduser(csv)
       listed = Table(table, os.fspath(root), image_key)
       if classes:
         others = split_key, group_key

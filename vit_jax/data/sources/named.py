@@ -22,7 +22,7 @@ _WITH_SPLIT = re.compile(r'(.+):([A-Za-z_][\w.-]*(?:\[[^\]]*\])?(?:\+.*)?)')
 
 
 def open_source(
-  path: Annotated[PathLike | None, MACHINE] = None,
+  path: Annotated[PathLike | None, MACHINE, 'or csv'] = None,
   *,
   csv: Annotated[PathLike | None, MACHINE] = None,
   targets: Targets | None = None,
@@ -59,7 +59,12 @@ def open_source(
     class_names: list of names, or a file with one name per line.
     classes: False: a folder without labels, with images anywhere below it.
   """
-  kind, name = _kind_and_name(os.fspath(path)) if path else ('folder', '')
+  if path is None:
+    if csv is None:
+      raise UserError('Give the path of images, or csv, the path of a table.')
+    folder, csv = os.path.split(os.fspath(csv))
+    path = folder or '.'
+  kind, name = _kind_and_name(os.fspath(path))
   start, bracket, rest = (split or '').partition('[')
   if kind != 'folder' and not start and (match := _WITH_SPLIT.fullmatch(name)):
     name, start = match.groups()
