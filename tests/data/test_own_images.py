@@ -247,4 +247,7 @@ def test_the_weights_are_asked_for_once(tmp_path):
   config = load_config('finetune', 'folder,class_weights')
   with pytest.raises(ValueError, match='values to be set') as error:
     configs.run(config, tmp_path)
-  assert str(error.value).endswith('Add --config.init_from.path=...')
+  assert str(error.value).split('Add ')[1].split() == [
+    '--config.init_from.path=...',
+    '--config.data.source.path=...',
+  ]

@@ -100,10 +100,8 @@ def test_any_labels_of_a_table(argument, metric, image_folder, tmp_path):
     rows.append(f'{file.name},{empty},{i % 3 % 2},{i / 7},{i % 3 + 1},{i // 4}')
   (tmp_path / 't.csv').write_text('\n'.join(rows))
   config = load_config('train_folder', f'{argument},tiny')
-  config.data.source.path, config.data.source.csv = (
-    image_folder,
-    tmp_path / 't.csv',
-  )
+  config.data.source.path = str(image_folder)
+  config.data.source.csv = str(tmp_path / 't.csv')
   config.data.source.group_key = 'object'
   config.checkpoints.every_fraction = 0.5
   state = configs.run(config, tmp_path / 'run')
