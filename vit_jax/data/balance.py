@@ -37,16 +37,13 @@ def positive_weights(source: Source) -> tuple[float, ...]:
 
 def moments(source: Source) -> tuple[tuple[float, float], ...]:
   """Return (mean, standard deviation) of each number, without NaN."""
-  found = []
-  names = getattr(source, 'class_names', None)
-  for i, column in enumerate(subsets.labels(source).T.astype(np.float64)):
-    known = column[~np.isnan(column)]
-    if len({*known}) < 2:
-      what = f'values of {names[i] if names else f"number {i}"}'
+  columns = subsets.labels(source).T.astype(np.float64)
+  known = [column[~np.isnan(column)] for column in columns]
+  names = getattr(source, 'class_names', None) or range(len(known))
+  for name, numbers in zip(names, known):
+    if len({*numbers}) < 2:
       raise UserError(
-        f'All {len(known)} {what} are {known[0]}. Expected different numbers.'
-        if len(known)
-        else f'All {len(column)} {what} are missing. Leave it out.'
+        f'{name} has {len({*numbers})} different numbers in {len(columns[0])} '
+        'training images. Expected two or more. Leave it out.'
       )
-    found.append((float(known.mean()), float(known.std())))
-  return tuple(found)
+  return tuple((float(x.mean()), float(x.std())) for x in known)
