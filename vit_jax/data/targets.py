@@ -164,8 +164,8 @@ class Labels(Targets):
       texts = list(map(_text, values))
       separator = next((x for x in '|;,' if any(x in y for y in texts)), None)
       lists = [x.split(separator) if x else None for x in texts]
-    elif names is None and (labels := _weights(values)) is not None:
-      return labels, None
+    elif (labels := _weights(values)) is not None:
+      return labels, names
     else:
       lists = [_as_list(x) for x in values]
     lists = [x if x is None else [*filter(None, map(_text, x))] for x in lists]

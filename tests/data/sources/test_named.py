@@ -19,7 +19,7 @@ from vit_jax.data.sources.hugging_face import HuggingFace
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.data.subsets import Slice, fingerprint
-from vit_jax.data.targets import Classes
+from vit_jax.data.targets import Classes, Grades, Numbers
 
 datasets = pytest.importorskip('datasets')
 
@@ -102,7 +102,8 @@ KINDS = {  # name: (class, arguments)
 
 
 def opened(root, name, **more):
-  options = {k: v.format(root) for k, v in (KINDS[name][1] | more).items()}
+  options = KINDS.get(name, ({}, {}))[1]
+  options = {k: v.format(root) for k, v in options.items()} | more
   return open_source(name.strip().format(root), **options)
 
 
@@ -128,6 +129,19 @@ def test_all_kinds_give_the_same_examples(root, name):
   assert found == packed.all_of(source) * 4
   half = opened(root, name, split=KINDS[name][1].get('split', '') + '[:50%]')
   assert len(half) == 6 and half.class_names == NAMES
+
+
+@pytest.mark.parametrize('name', [f'{TFDS}:train', '{}/saved'])
+def test_kinds_of_labels_of_columns(root, name):
+  order = [*reversed(NAMES)]
+  grades = pickle.loads(
+    pickle.dumps(opened(root, name, targets=Grades(order=order)))
+  )
+  assert grades.class_names == order
+  assert grades.labels().tolist() == [2 - x for x in LABELS]
+  assert grades[0]['label'] == 2 and grades.column('label') == LABELS
+  labels = opened(root, name, targets=Numbers(('label',)))
+  assert labels[11]['label'] == [2] and labels.num_classes == 1
 
 
 def differences(one, other):
