@@ -15,15 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config, tree
-from vit_jax.data.targets import Classes, Labels, Numbers, Targets
+from vit_jax.data.targets import Classes, Targets
 from vit_jax.data.transforms import Resize
 from vit_jax.models import posemb
 from vit_jax.models.dense import Normalize
 from vit_jax.models.vit import Classifier
 from vit_jax.types import Count, Expect, Model, Shape, Side, UserError
 
-# Kinds of labels of files that say an activation only.
-TARGETS = {'softmax': Classes(), 'sigmoid': Labels(), 'identity': Numbers()}
 # Fields that change what a model does with its parameters; and fields of these
 # that do not, or whose arrays are reported anyway.
 _BEHAVIOUR = (

@@ -11,16 +11,20 @@ import functools
 import re
 from typing import Any
 
+from vit_jax.data.targets import Classes, Labels, Numbers, Targets
 from vit_jax.data.transforms import scale
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams
-from vit_jax.weights import architecture, bundle, family, image_configs, timm
+from vit_jax.weights import architecture, family, image_configs, timm
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import hf_towers, hf_vit
 from vit_jax.weights.family import Config
 
 FAMILIES = hf_vit.FAMILIES + hf_towers.FAMILIES  # the first that fits counts
-_PROBLEMS = {'multi_label_classification': 'sigmoid', 'regression': 'identity'}
+_PROBLEMS: dict[str, tuple[Any, Targets]] = {
+  'multi_label_classification': ('sigmoid', Labels()),
+  'regression': ('identity', Numbers()),
+}
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow
 recognise = functools.partial(family.recognise, FAMILIES)
 
@@ -42,13 +46,14 @@ def read(
   labels = config.get('id2label') or {}
   unnamed = [f'LABEL_{i}' for i in range(weights.model.num_classes or 0)]
   class_names = [labels.get(str(i), x) for i, x in enumerate(unnamed)]
-  activation: Any = _PROBLEMS.get(config.get('problem_type') or '', 'softmax')
+  problem = config.get('problem_type') or ''
+  activation, targets = _PROBLEMS.get(problem, ('softmax', Classes()))
   use = config.get('preprocessor_config')
   return dataclasses.replace(
     weights,
     class_names=None if class_names == unnamed else class_names,
     activation=activation,
-    targets=bundle.TARGETS[activation],
+    targets=targets,
     origin=f'hf {name}'.strip(),
     **_use(use, found.images, weights.image_shape, weights.notes),
   )
@@ -109,8 +114,9 @@ def _texts(weights, config):
     names = weights.class_names or [f'LABEL_{i}' for i in range(classes)]
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
-  for problem in [k for k, x in _PROBLEMS.items() if x == weights.activation]:
-    config['problem_type'] = problem
+  for problem, (activation, _) in _PROBLEMS.items():
+    if activation == weights.activation:
+      config['problem_type'] = problem
   height, width, _ = weights.image_shape
   large, method, mean, std = image_configs.describe(weights)
   use = {

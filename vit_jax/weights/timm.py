@@ -12,9 +12,10 @@ import dataclasses
 import functools
 from typing import Any
 
+from vit_jax.data.targets import Classes, Numbers
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams, Shape
-from vit_jax.weights import architecture, bundle, family, image_configs
+from vit_jax.weights import architecture, family, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit
 from vit_jax.weights.family import Config
@@ -48,7 +49,7 @@ def read(
     weights,
     class_names=config.get('label_names') or config.get('labels'),
     activation=activation,
-    targets=bundle.TARGETS[activation],
+    targets=Numbers() if activation == 'identity' else Classes(),
     origin=f'timm {name}'.strip(),
     **use,
   )

@@ -101,7 +101,8 @@ def _groups(source, key):
   if '(' not in key:
     found = [str(x).strip() for x in source.column(key)]
   else:
-    paths = map(source.file_name, range(len(source)))
+    path = getattr(source, 'file_name', source.describe)
+    paths = map(path, range(len(source)))
     matches = [re.search(key, x or '') for x in paths]
     found = [x[x.lastindex or 0] if x else '' for x in matches]
   none = [i for i, x in enumerate(found) if x in ('', 'None', 'nan')]
