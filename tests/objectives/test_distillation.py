@@ -14,6 +14,7 @@ from synthetic import Synthetic
 
 from vit_jax import pretrained, tree
 from vit_jax.data.pipeline import Data
+from vit_jax.data.targets import Labels
 from vit_jax.durations import steps
 from vit_jax.models.dense import Gelu, Normalize
 from vit_jax.models.pooling import DistillationToken
@@ -238,6 +239,9 @@ def test_mistakes(teacher_file, tmp_path):
     given = {'model': MODEL, 'preprocess': Normalize()} | fields
     with pytest.raises(ValueError, match=named):
       Distillation(teacher=Teacher(path), **given).of_run(None, None)
+  labels = make_weights(MODEL, targets=Labels(('a', 'b', 'c', 'd')))
+  with pytest.raises(ValueError, match=r'learned Labels.*Classes and Grades'):
+    Teacher(write(tmp_path / 'labels.npz', labels)).open(MODEL)
 
 
 # Training.
