@@ -76,9 +76,9 @@ def get_config(argument=''):
 
 def data(args, config, split):
   if args.data == 'tfds':
-    source = common.tfds(common.placeholder(str), split)
+    source = common.tfds(common.placeholder(str), split, **labels.targets(args))
   else:
-    source = labels.source(args, common.placeholder(str))
+    source = common.own_images(common.placeholder(str), **labels.targets(args))
   images = common.resize_crop(args.size or 224)
   made = common.data(source, images, batch_size=128)
   if not args.size:

@@ -98,13 +98,13 @@ def of(args):
   return kind, tuple(getattr(args, given[0]).split(kind.separator))
 
 
-def source(args, split, **fields):
-  """Return `common.own_images` with the kind of labels of `args`."""
+def targets(args):
+  """Return the argument of a source for the kind of labels of `args`."""
   kind, names = of(args)
-  if names:
-    targets = common.make(f'data.targets.{kind.targets}')
-    fields['targets'] = targets | {kind.argument: names}
-  return common.own_images(split, **fields)
+  if not names:
+    return {}
+  made = common.make(f'data.targets.{kind.targets}')
+  return {'targets': made | {kind.argument: names}}
 
 
 def held_out(percent, args=None):
@@ -113,7 +113,8 @@ def held_out(percent, args=None):
     raise ValueError(f'held_out={percent} must be below 100 (percent).')
   fields = {'channels': 3, 'stratified': of(args)[0].has_classes}
   bound = f'{100 - percent}%'
-  return source(args, f'[:{bound}]', **fields), {'test': f'[{bound}:]'}
+  source = common.own_images(f'[:{bound}]', **fields, **targets(args))
+  return source, {'test': f'[{bound}:]'}
 
 
 def learn(config, args):

@@ -45,7 +45,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'evaluate': """
     folder tfds folder,fewshot tfds,fewshot,size=384
     tfds,accuracy,knn,logistic,flip folder,logistic,layers=1,flip
-    folder,number=age
+    folder,number=age tfds,labels=a+b
   """,
   'evaluate_imagenet': """
     default val,real,size=384,original v2,topimages a,r
