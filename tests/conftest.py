@@ -45,11 +45,7 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # set for xdist's workers
 
 # By default, Orbax lets each replica write a slice of a replicated array, and
 # compiles about 100 programs for that on 8 devices. Let one replica write it.
-ocp.type_handlers.register_type_handler(
-  jax.Array,
-  ocp.type_handlers.ArrayHandler(use_replica_parallel=False),
-  override=True,
-)
+ocp.type_handlers.get_type_handler(jax.Array)._use_replica_parallel = False
 
 
 @pytest.hookimpl(trylast=True)

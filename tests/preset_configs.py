@@ -66,6 +66,10 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     kitti,Ti/16,augreg resisc45,B/16,augreg,dev,steps=10000
     kitti,augreg,steps=2500,tiny folder,from_weights,labels=a+b
   """,
+  'flexivit': """
+    imagenet imagenet21k imagenet21k,distilled,epochs=300,fsdp imagenet,folder
+    imagenet21k,tiny imagenet,tiny
+  """,
   'masked_patches': """
     B/16 L/32 B/16,downsampled B/16,pixels,ratio=0.15
     B/16,name=my_set,steps=100000 B/16,imagenet B/16,imagenet,folder B/16,tiny

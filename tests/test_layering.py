@@ -32,12 +32,12 @@ NARROW = {
   **{x: set() for x in ('config', 'parallel', 'probes')},
   'setup': {
     *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
-    *('optim.', 'parallel.', 'probes', 'runs.compiled', 'step'),
+    *('models.flexi', 'optim.', 'parallel.', 'probes', 'runs.compiled', 'step'),
   },
   'train': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
-    *('models.dense', 'optim.', 'parallel.', 'reports.', 'runs.', 'setup'),
-    *('probes', 'step', 'weights.'),
+    *('models.dense', 'models.flexi', 'optim.', 'parallel.', 'reports.'),
+    *('runs.', 'setup', 'probes', 'step', 'weights.'),
   },
   'evaluate': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),

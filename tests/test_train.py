@@ -213,7 +213,7 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
     'logging': Logging(every=steps(1), writers={'spy': spy}),
     'provenance': Provenance({'a': 1}, {'b': 2}),
   }
-  assert all_set(train, **options, dry_run=True) is None
+  assert all_set(train, ('sizes',), **options, dry_run=True) is None
   message = r'12 is .* 4 devices in 2 micro-batches'
   with pytest.raises(ValueError, match=message):
     train(**options | {'data': Data(Digits(split='train'), 12)}, dry_run=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax.data.targets import Classes
 from vit_jax.data.transforms import Interpolation, Transform, antialiased, scale
+from vit_jax.models import flexi
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
 from vit_jax.models.vit import as_pair
@@ -91,7 +92,8 @@ def fit(
       zeros, without the tanh layer before it, as in the paper's fine-tuning.
       0: no head.
     posemb_resize, patch_resize: methods, as in `InitFrom`.
-    patch_size: int or (height, width) that patches are resized to.
+    patch_size: int or (height, width) that patches are resized to; those of
+      models/flexi.py then have this size only.
     in_chans: number of image channels.
     head: 'reset': a new head of zeros with as many classes.
   """
@@ -101,6 +103,7 @@ def fit(
   classes = model.num_classes if num_classes is None else num_classes
   changes: dict[str, Any] = {'num_classes': classes or None}
   if patch_size is not None:
+    model, patch_resize = flexi.fixed(model, patch_resize)
     changes['embedding.patch_size'] = patch_size
   if head == 'reset' or classes != model.num_classes or not classes:
     head = 'reset'

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import tree
 from vit_jax.analysis import flops
@@ -14,6 +15,7 @@ from vit_jax.config import Partial
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Interval, Timeline
 from vit_jax.evals.evaluators import check_class_names
+from vit_jax.models.flexi import Sizes, with_patches
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel import sharding
@@ -35,6 +37,7 @@ from vit_jax.types import (
   Params,
   PathRule,
   Preprocess,
+  Size,
   UserError,
 )
 
@@ -127,8 +130,10 @@ def make(
   rules: Rules | None,
   choose: Callable[..., Model],
   probes: Mapping[str, Probe] | None = None,
+  *,
+  patch_size: Size | None = None,
 ) -> Setup:
-  """Return the Setup of a run.
+  """Return the Setup of a run, or of its steps with this size of patches.
 
   Devices of the mesh may be described only, to compile for them. `choose` is a
   function (model, images, backward=...) -> the model with its attention.
@@ -150,6 +155,7 @@ def make(
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
 
   described = with_num_classes(settings.model, examples.num_classes)
+  described = with_patches(described, patch_size)
   model = choose(described, images)
   fn = compiled.reuse(settings.objective, model, preprocess=settings.preprocess)
   objective = compiled.reuse(as_objective, fn)
@@ -195,6 +201,55 @@ def make(
     step=step,
     shapes={'state': state, 'batch': batch, 'teachers': teachers},
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The Setups of a run, whose steps may differ in the size of the patches.
+
+  Attributes:
+    setups: all that occur, by what they are named in metrics.
+    of_step: index of the Setup of each step, uint8 [total_steps].
+  """
+
+  setups: Mapping[str, Setup]
+  of_step: Any
+
+  @classmethod
+  def of(
+    cls,
+    ready: Setup,
+    sizes: Sizes | None,
+    seed: int,
+    make_one: Callable[..., Setup],
+  ) -> 'Plan':
+    """Return the plan of a run whose own Setup is `ready`.
+
+    `make_one` is a function (patch_size=...) -> Setup.
+
+    Raises:
+      UserError: if a size does not fit, or needs other parameters.
+    """
+    steps = ready.total_steps
+    if sizes is None:
+      return cls({'': ready}, np.zeros(steps, np.uint8))
+    used, of_step = np.unique(sizes.of_steps(steps, seed), return_inverse=True)
+    setups, expected = {}, jax.tree.map(jnp.shape, ready.state)
+    for size in (sizes.patch_sizes[i] for i in used):
+      try:
+        made = make_one(patch_size=size)
+        jax.eval_shape(made.step, **made.shapes)
+      except UserError as error:
+        raise type(error)(f'sizes, patch_size={size}: {error}') from error
+      if jax.tree.map(jnp.shape, made.state) != expected:
+        raise UserError(
+          f'sizes, patch_size={size}: this model or objective has other '
+          'parameters for each size. Use objectives of logits, and '
+          'embeddings of vit_jax/models/flexi.py.'
+        )
+      sides = dict.fromkeys(made.model.embedding.patch_size)
+      setups[f'patch_{"x".join(map(str, sides))}'] = made
+    return cls(setups, of_step.astype(np.uint8))
 
 
 def _check(objective, settings):

@@ -14,10 +14,11 @@ from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Interval
 from vit_jax.evals import evaluators as evaluators_lib
-from vit_jax.evals.evaluators import Factory
+from vit_jax.evals.evaluators import Evaluator, Factory
 from vit_jax.io import terminal
 from vit_jax.models.attention_choice import Chooser
 from vit_jax.models.dense import Normalize
+from vit_jax.models.flexi import Sizes, with_patches
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.hosts import Stopped, StopSignal
@@ -43,6 +44,7 @@ from vit_jax.types import (
   Model,
   PathLike,
   Preprocess,
+  Size,
 )
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
@@ -62,10 +64,15 @@ class Evaluation:
   Attributes:
     evaluator: makes it, see evaluators.py. In a config, the `target`.
     every: time between its runs; None for one at the end.
+    patch_size: of the model that it gets, see models/flexi.py; None: its own.
   """
 
   evaluator: Factory = dataclasses.field(metadata={'rest': True})
   every: Annotated[Interval | None, HARMLESS] = None
+  patch_size: Size | None = None
+
+  def make(self, model: Model, **options: Any) -> Evaluator:
+    return self.evaluator(with_patches(model, self.patch_size), **options)
 
 
 def train(
@@ -77,6 +84,7 @@ def train(
   optimizer: Optimizer,
   schedule: Schedule,
   total: Interval,
+  sizes: Sizes | None = None,
   evals: Mapping[str, Evaluation] | None = None,
   checkpoints: Annotated[Checkpoints, HARMLESS] = Checkpoints(),
   init_from: InitFrom | None = None,
@@ -103,6 +111,7 @@ def train(
     objective: function (model, preprocess=...) -> LossFn.
     optimizer: optimizer rule with clipping, decay mask, freezing.
     schedule: learning rate: function of the Timeline -> (step -> rate).
+    sizes: of the patches in each step, see models/flexi.py; None: the same.
     evals: evaluators by name, and when they run. All run at the end.
     checkpoints: when checkpoints are written and which are kept.
     init_from: weights to start from if workdir has no checkpoint; None: random.
@@ -131,7 +140,7 @@ def train(
   provenance = provenance or Provenance()
   settings = Settings.of(locals())
   parts = {'data': data, 'evals': evals, 'init_from': init_from, 'seed': seed}
-  parts |= vars(settings)
+  parts |= {'sizes': sizes} | vars(settings)
   workdirs.make(workdir, 'train', parts)
   basis = workdirs.basis_of(provenance.entries or config.entries(parts), parts)
   changed = workdirs.check_changes(workdir, basis, provenance.allow_changes)
@@ -140,13 +149,15 @@ def train(
   mesh, examples = mesh.make(), Examples.of(data)
   choices = workdirs.read(workdir, 'attention.json')
   choose = Chooser(data.batch_size // accum_steps, mesh, choices, terminal.say)
-  ready = setup.make(settings, examples, mesh, sharding, choose, probes)
+  how = settings, examples, mesh, sharding, choose, probes
+  ready = setup.make(*how)
+  plan = setup.Plan.of(ready, sizes, seed, functools.partial(setup.make, *how))
   timeline, total_steps = ready.timeline, ready.total_steps
 
   # 3. Evaluators open their data now, not after a day of training.
   evals = evals or {}
   evaluators = evaluators_lib.make(
-    {name: each.evaluator for name, each in evals.items()},
+    {name: each.make for name, each in evals.items()},
     ready.model,
     preprocess=preprocess,
     mesh=mesh,
@@ -164,7 +175,7 @@ def train(
   if dry_run:
     if others := data.name_left_out():
       terminal.say(others)
-    compiled.report(ready, mesh)
+    compiled.report(ready, plan, mesh)
     return None
 
   with (
@@ -211,13 +222,16 @@ def train(
       start_step=start,
       carried=saved.get('metrics'),
       learning_rate=ready.learning_rate,
-      flops_per_step=ready.flops_per_step(),
+      flops_per_step=[x.flops_per_step() for x in plan.setups.values()],
+      parts=[*plan.setups],
+      of_step=plan.of_step,
       stopwatch=stopwatch,
       config=provenance.config,
       kinds=kinds,
       before_write=claim.check,
     )
     terminal.say(f'{_headline(ready, mesh)}\n{origin}; compiling ...')
+    setups = [*plan.setups.values()]
     batches = data.train_batches(
       seed=seed,
       start=saved['position'],
@@ -237,7 +251,8 @@ def train(
           with monitor.waiting(batches.spent):
             batch = next(batches)
           batch = put_batch(batch, mesh)
-          state, metrics = ready.step(state, batch, teachers=teachers)
+          of_step = setups[plan.of_step[step - 1]].step
+          state, metrics = of_step(state, batch, teachers=teachers)
           monitor.step(step, metrics, skipped=len(batches.skipped))
 
         last, stopping = step == total_steps, stop.requested(step)

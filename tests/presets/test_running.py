@@ -136,6 +136,7 @@ PLAIN = 'pretrain_better_plain', 'S/16'
       ('pretrain_augreg', 'imagenet,Ti/16,light2'),
       ('deit', 'deit3,B/16'),
       ('pretrain_scaling_vit', 'So400m/14'),
+      ('flexivit', 'imagenet21k'),
     ],
     but=[B16],
   ),
@@ -180,11 +181,16 @@ def test_tiny_pretraining_without_labels(argument, image_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_tiny_distillation_runs(data_dir, tmp_path):
-  config = load_config('deit', 'soft,tiny')
+@pytest.mark.parametrize(
+  ('name', 'words'), [('deit', 'soft,tiny'), ('flexivit', 'imagenet,tiny')]
+)
+def test_tiny_distillation_runs(name, words, data_dir, tmp_path):
+  config = load_config(name, words)
   config.data.source.data_dir = str(data_dir)
   path = write_weights(tmp_path / 'teacher.npz', 'mu/8', 1000, size=8)
   presets.find_distillation(config).teacher.path = path
+  if 'init_from' in config:
+    config.init_from.path = path
   configs.run(config, tmp_path / 'run')
   record = last_record(tmp_path / 'run')
   assert record['step'] == 4 and np.isfinite(record['train/teacher_loss'])

@@ -114,6 +114,10 @@ TRACED = {  # (config, argument): parameters
   ('deit', 'deit3,M/16'): count('M/16', 1000) + 23 * 512,
   ('deit', 'deit3_finetune,B/16,imagenet21k'): count('B/16', 1000) + 23 * 768,
   ('pretrain_vit5', 'S/16'): count('5-S/16', 1000),
+  # A kernel of 8 px, and 7x7 positions.
+  ('flexivit', 'imagenet21k'): (
+    count('B/16', 21_843) - (3 * (16**2 - 8**2) + 197 - 49) * 768
+  ),
   ('distill_patient', ''): count('R50x1', 1000),
   # No head, and two maps to the width of the teacher.
   ('distill_features', 'S/16'): count('S/16', 0) + 2 * 385 * 32,

@@ -1,5 +1,6 @@
 """Resizing of parameters: position embeddings and patch kernels."""
 
+import functools
 from typing import Any, Literal, get_args
 
 import jax
@@ -53,24 +54,33 @@ def resize(table: Any, size: tuple[int, int], method: str = 'paper') -> Any:
 
 
 def resize_kernel(
-  kernel: np.ndarray, size: tuple[int, int], method: str = 'bicubic_antialias'
-) -> np.ndarray:
+  kernel: Any, size: tuple[int, ...], method: str = 'bicubic_antialias'
+) -> Any:
   """Resize a kernel [ph, pw, C, D] to patches (height, width), in pixels.
 
   With B the matrix that resizes an old patch x to a new one, the new kernel is
   pinv(Bᵀ) w. A resized patch then gets the embedding of the old patch as nearly
   as possible: (B x)ᵀ pinv(Bᵀ) w = xᵀ w where patches grow ("FlexiViT"). The
-  default method is timm's.
+  default method is timm's. NumPy and JAX arrays as in `resize`.
   """
+  if tuple(size) == kernel.shape[:2]:
+    return kernel
   # B resizes rows and columns separately, and so does its pseudo-inverse.
-  rows, cols = (
-    np.linalg.pinv(np.asarray(_weights(old, new, method), np.float64).T)
-    for old, new in zip(kernel.shape, size)
-  )
-  out = np.einsum(
-    'ih,jw,hwcd->ijcd', rows, cols, kernel.astype(np.float64), optimize=True
-  )
+  rows, cols = (_inverse(*x, method) for x in zip(kernel.shape, size))
+  spec = 'ih,jw,hwcd->ijcd'
+  if isinstance(kernel, jax.Array):
+    rows, cols = np.float32(rows), np.float32(cols)
+    return jnp.einsum(spec, rows, cols, kernel, precision='highest')
+  out = np.einsum(spec, rows, cols, kernel.astype(np.float64), optimize=True)
   return out.astype(kernel.dtype)
+
+
+@functools.cache
+def _inverse(old, new, method):
+  """Return pinv(Bᵀ), float64 [new, old], also while a program is traced."""
+  with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
+    weights = np.asarray(_weights(old, new, method), np.float64)
+  return np.linalg.pinv(weights.T)
 
 
 def resize_parameter(

@@ -15,8 +15,8 @@ module that applies them as an argument and create their parameters in it.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,8 @@ class PatchEmbedding:
   bias: bool = True
   norm: Literal['patches', 'tokens'] | None = None
 
+  layer: ClassVar[Callable[..., Dense]] = Dense
+
   def __post_init__(self) -> None:
     object.__setattr__(self, 'patch_size', as_pair(self.patch_size))
 
@@ -108,7 +110,7 @@ class PatchEmbedding:
     # A convolution whose stride is its kernel size is one matrix product.
     shape = x.shape[3:], (module.width,)
     init = initializer('embedding', self.init_std)
-    x = Dense(
+    x = self.layer(
       *shape, init, dtype=module.dtype, bias=self.bias, name='embedding'
     )(x)
     if self.norm == 'patches':

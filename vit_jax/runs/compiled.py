@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.config import Partial
@@ -28,7 +29,7 @@ def reuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   return _call(Partial(fn, *args, **kwargs))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def _call(call):
   return call.func(*call.args, **call.keywords)
 
@@ -74,13 +75,11 @@ def batch_shapes(
   return {k: make((batch_size, *x.shape), x.dtype) for k, x in example.items()}
 
 
-def report(ready: Any, mesh: Mesh) -> None:
-  """Compile the train step of a Setup, and print what would be trained."""
+def report(ready: Any, plan: Any, mesh: Mesh) -> None:
+  """Compile the train steps of a plan, and print what would be trained."""
   state, batch, teachers = ready.shapes.values()
   parameters = f'{ready.num_params:,} parameters'
   terminal.say(f'{parameters}; compiling the train step ...')
-  with jax.set_mesh(mesh), waiting():
-    memory = ready.step.lower(**ready.shapes).compile().memory_analysis()
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   rows = [
     ('model', f'{type(ready.model).__name__}, {parameters}'),
@@ -91,9 +90,17 @@ def report(ready: Any, mesh: Mesh) -> None:
   ]
   sizes = [('state', gib_on_a_device(state))]
   sizes += [(name, gib_on_a_device(x)) for name, x in teachers.items()]
-  if memory is not None:
-    sizes.append(('temporaries', memory.temp_size_in_bytes / GIB))
+  flops = 0.0
+  for i, (name, each) in enumerate(plan.setups.items()):
+    with jax.set_mesh(mesh), waiting():
+      memory = each.step.lower(**each.shapes).compile().memory_analysis()
+    count = np.count_nonzero(plan.of_step == i)
+    flops += count * each.flops_per_step()
+    if memory is not None:
+      which = f' of {name} ({count:,} steps)' if name else ''
+      sizes.append((f'temporaries{which}', memory.temp_size_in_bytes / GIB))
   rows += [(f'{name} on a device', f'{gib:.3f} GiB') for name, gib in sizes]
+  rows.append(('all steps', f'{flops / 1e18:.3g} exaFLOPs'))
   terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
 
 

@@ -9,7 +9,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -164,14 +164,17 @@ class Monitor:
 
   It fetches the metrics of a step when the next one has been dispatched, so the
   host never waits for the device. Records have the seconds so far in each
-  phase: setup (until the loop), compile (the first step), steps, data (waiting
+  phase: setup (until the loop), compile (first steps), steps, data (waiting
   for batches), evals, saving, profile.
 
   Args:
     start_step: step from which the run resumes; later records are removed.
     carried: what `carry` returned when the checkpoint of that step was saved.
     learning_rate: function of the step, to be logged; or None.
-    flops_per_step: FLOPs of a step (3 x forward), for the MFU; 0: not known.
+    flops_per_step: FLOPs of a step (3 x forward), or of the steps of each part,
+      for the MFU; 0: not known.
+    parts, of_step: names of the parts whose steps take different times, and the
+      index of each step's part; losses and the ETA distinguish them.
     stopwatch: Stopwatch that started with the run; None starts one.
     config: JSON values of the config, for the writers.
     kinds: what the metrics of steps and evaluators are.
@@ -187,7 +190,9 @@ class Monitor:
     start_step: int = 0,
     carried: Mapping[str, Any] | None = None,
     learning_rate: Callable[[Any], Any] | None = None,
-    flops_per_step: float = 0.0,
+    flops_per_step: Any = 0.0,
+    parts: Sequence[str] = ('',),
+    of_step: Any = 0,
     stopwatch: Stopwatch | None = None,
     config: Mapping[str, Any] | None = None,
     kinds: Kinds | None = None,
@@ -203,7 +208,11 @@ class Monitor:
     self._traces = pathlib.Path(folder, 'profile', f'{jax.process_index()}')
     # Otherwise each operation compiles separately.
     self._learning_rate = learning_rate and jax.jit(learning_rate)
-    self._flops = flops_per_step
+    self._parts = parts
+    self._of_step = np.broadcast_to(of_step, self._total_steps)
+    self._compiled: set[int] = set()
+    flops = np.broadcast_to(flops_per_step, len(parts))[self._of_step]
+    self._flops = np.concatenate([[0.0], np.cumsum(flops)])  # of the run so far
     known = {**(kinds or {}), **OF_A_RUN}
     self._writer = Writer(
       workdir, start_step, writers=logging.writers, config=config, kinds=known
@@ -211,7 +220,7 @@ class Monitor:
     self._terminal = terminal.Terminal(start_step, self._total_steps, known)
     carried = carried or {}
     self._sums: Any = collections.Counter(carried.get('sums', {}))
-    self._logged = carried.get('logged', start_step)
+    self._counts: Any = collections.Counter(carried.get('counts', {}))
     self._stopwatch = stopwatch or Stopwatch()
     for phase, seconds in carried.get('seconds', {}).items():
       self._stopwatch.seconds[phase] += seconds
@@ -226,7 +235,7 @@ class Monitor:
     # Copies, because checkpoints are written while training continues.
     return {
       'sums': dict(self._sums),
-      'logged': self._logged,
+      'counts': dict(self._counts),
       'seconds': dict(self._stopwatch.seconds),
       'cpu_seconds': self._stopwatch.cpu_seconds,
     }
@@ -235,6 +244,7 @@ class Monitor:
     """Measure rates from this step on."""
     self._rates_from = step, dict(self._stopwatch.seconds)
     self._waited: dict[str, float] = collections.defaultdict(float)
+    self._of_parts = np.zeros((2, len(self._parts)))  # seconds, steps
 
   @contextlib.contextmanager
   def traced(self, step: int) -> Iterator[None]:
@@ -243,8 +253,8 @@ class Monitor:
     if step == first:
       self.flush()  # earlier steps are not part of the trace
       jax.profiler.start_trace(self._traces, create_perfetto_trace=True)
-    compiles = self._phase == 'compile'
-    saying = compiled.waiting() if compiles else contextlib.nullcontext()
+    is_new = self._of_step[step - 1] not in self._compiled
+    saying = compiled.waiting() if is_new else contextlib.nullcontext()
     with saying, jax.profiler.StepTraceAnnotation('train', step_num=step):
       yield
     if step == last:
@@ -287,6 +297,9 @@ class Monitor:
 
     `skipped` is the number of different unreadable examples so far.
     """
+    if (part := self._of_step[step - 1]) not in self._compiled:
+      self._compiled.add(part)
+      self._stopwatch.lap('compile')
     self._finish((step, metrics, skipped))
     if self._phase == 'compile':
       self.flush()
@@ -312,7 +325,12 @@ class Monitor:
     if bad := [f'{k}={v}' for k, v in both if not np.isfinite(v).all()]:
       shown = ', '.join(bad[:3]) + ', ...' * (len(bad) > 3)
       raise NonFiniteError(f'{shown} in step {step} of {self._total_steps}.')
+    part = self._of_step[step - 1]
+    if name := self._parts[part]:
+      values[f'loss/{name}'] = values['loss']
     self._sums.update(values)
+    self._counts.update(values.keys())
+    self._of_parts[:, part] += self._seconds() - self._of_parts[0].sum(), 1
     if seen:
       self._before_write()
       self._writer.write(step, seen)
@@ -321,8 +339,7 @@ class Monitor:
       self._log(step, skipped)
 
   def _log(self, step, skipped):
-    averaged = step - self._logged
-    values = {f'train/{k}': v / averaged for k, v in self._sums.items()}
+    values = {f'train/{k}': v / self._counts[k] for k, v in self._sums.items()}
     if self._learning_rate is not None:
       # The optimizer counts updates from 0.
       with jax.transfer_guard('allow'):
@@ -330,30 +347,37 @@ class Monitor:
     record = {k: values[k] for k in OF_A_RUN if k in values} | values
     record |= self._rates(step)
     record['memory_gb'] = _memory_gb()
-    if self._flops:  # of the run so far, as in the paper's table 6
-      record['exaflops'] = step * self._flops / 1e18
+    if flops := self._flops[step]:  # as in the paper's table 6
+      record['exaflops'] = flops / 1e18
     if skipped:
       record['data_skipped'] = skipped
     self.write(step, record)
     self._sums.clear()
-    self._logged = step
+    self._counts.clear()
     self._restart_rates(step)
 
-  def _rates(self, step):
+  def _seconds(self):
+    """Return the time of the steps from which rates are measured."""
     self._stopwatch.lap(self._phase)
-    start, before = self._rates_from
-    now, steps = self._stopwatch.seconds, step - start
-    seconds = sum(now[x] - before.get(x, 0.0) for x in ('steps', 'data'))
+    now, (_, before) = self._stopwatch.seconds, self._rates_from
+    return sum(now[x] - before.get(x, 0.0) for x in ('steps', 'data'))
+
+  def _rates(self, step):
+    start, seconds = self._rates_from[0], self._seconds()
     if self._phase == 'compile' or not seconds:
       return {}
+    mean = seconds / (step - start)
+    known = np.where(self._of_parts[1], self._of_parts[1], np.nan)
+    each = np.nan_to_num(self._of_parts[0] / known, nan=mean)
     rates = {
-      'images_per_s': steps * self._batch_size / seconds,
-      'eta_s': (self._total_steps - step) * seconds / steps,
+      'images_per_s': self._batch_size / mean,
+      'eta_s': float(each[self._of_step[step:]].sum()),
     }
     rates |= {k: min(1.0, v / seconds) for k, v in self._waited.items()}
     peak = peak_flops(jax.devices()[0].device_kind)
-    if self._flops and peak:
-      rates['mfu'] = steps * self._flops / seconds / peak / jax.device_count()
+    flops = self._flops[step] - self._flops[start]
+    if flops and peak:
+      rates['mfu'] = flops / seconds / peak / jax.device_count()
     return rates
 
   def write(self, step: int, record: Mapping[str, float]) -> None:

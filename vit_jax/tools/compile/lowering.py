@@ -22,7 +22,7 @@ from vit_jax.models import attention
 from vit_jax.runs.compiled import gib_on_a_device
 from vit_jax.tools.compile import roofline, rows
 from vit_jax.train import train
-from vit_jax.types import Shape, UserError
+from vit_jax.types import Shape, Size, UserError
 
 EXAMPLES = (
   'v2:4x4, v3:4x8, v4:4x4x4, v5e:1x1, v5e:16x16, v5p:4x4x4, v6e:16x16, '
@@ -55,6 +55,17 @@ def measure(
   return row | {'compile_cpu_s': time.process_time() - cpu}
 
 
+def patch_sizes(config: Any) -> dict[Any, float]:
+  """Return {size of patches: its part of the steps}; None: the model's."""
+  run = _train_arguments(config)
+  if run.sizes is None:
+    return {None: 1.0}
+  drawn = run.sizes.of_steps(100_000, run.seed)  # the length is not known
+  counts = np.bincount(drawn, minlength=len(run.sizes.patch_sizes))
+  parts = zip(run.sizes.patch_sizes, counts.tolist())
+  return {size: count / len(drawn) for size, count in parts if count}
+
+
 def compile_for(device: Any, lowered: Any) -> Any:
   """Compile a program so that rows.py can read its costs."""
   is_gpu = device.platform == 'gpu'
@@ -67,13 +78,14 @@ def lower(
   *,
   image_shape: Shape | None = None,
   num_classes: int = 1000,
+  patch_size: Size | None = None,
 ) -> tuple[Any, dict[str, Any]]:
   """Lower the train step of a config, made as in train(), but from shapes.
 
   The devices are present, or described. Images [H, W, C] are by default what
   the transforms make of RGB images; `num_classes` is for a model without a
-  number. Returns jax.stages.Lowered, and the part of its row that needs no
-  compilation.
+  number, `patch_size` one of the config's sizes. Returns jax.stages.Lowered, and
+  the part of its row that needs no compilation.
   """
   run = _train_arguments(config)
   model, batch_size = run.model, run.batch_size
@@ -90,7 +102,8 @@ def lower(
   )
   settings = setup.Settings.of(vars(run))
   choose = functools.partial(_with_attention, mesh=mesh)
-  ready = setup.make(settings, examples, mesh, run.sharding, choose, run.probes)
+  how = settings, examples, mesh, run.sharding, choose, run.probes
+  ready = setup.make(*how, patch_size=patch_size)
   model = ready.model
   with jax.set_mesh(mesh):
     lowered = ready.step.lower(**ready.shapes)
@@ -102,6 +115,7 @@ def lower(
     'mesh': ', '.join(axes) or '1 device',
     'batch_size': batch_size,
     'image_shape': 'x'.join(map(str, ready.images.shape[1:])),
+    **({'patch_size': patch_size} if patch_size else {}),
     'num_classes': model.num_classes,
     'head_dim': heads and model.width // heads,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},

@@ -1,0 +1,130 @@
+"""Patches of several sizes: parameters of one size, and runs that resume."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from vit_jax import tree
+from vit_jax.config import Provenance
+from vit_jax.data.pipeline import Data
+from vit_jax.data.sources.digits import Digits
+from vit_jax.durations import steps
+from vit_jax.evals.classification import Classification
+from vit_jax.models import flexi, resample
+from vit_jax.objectives.classification import softmax_xent
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
+from vit_jax.pretrained import fit
+from vit_jax.runs.checkpoint import Checkpoints
+from vit_jax.runs.monitor import Logging
+from vit_jax.runs.records import read_records
+from vit_jax.train import Evaluation, train
+from vit_jax.weights import formats
+
+EMBEDDING = flexi.FlexiPatches(4, kernel_size=3)
+MODEL = tiny.vit(
+  embedding=EMBEDDING, posemb=flexi.FlexiPositions(stored=(3, 3))
+)
+SIZES = flexi.RandomPatches((2, 4, (4, 2)), weights=(1.0, 1.0, 0.0))
+
+
+def run(workdir, **options):
+  data = Data(Digits(split='train'), batch_size=16)
+  options = {
+    'model': MODEL,
+    'data': data,
+    'objective': softmax_xent,
+    'optimizer': Optimizer(optax.adam),
+    'schedule': Schedule(lr=0.01, decay='constant'),
+    'total': steps(8),
+    'sizes': SIZES,
+    'checkpoints': Checkpoints(every=steps(3)),
+    'logging': Logging(every=steps(8)),
+    **options,
+  }
+  return train(workdir, **options)
+
+
+def test_a_run_equals_plain_models_and_resumes(tmp_path, capsys):
+  """Evaluators see both sizes, and a converted model is that of its size."""
+  test = Data(Digits(split='test'), batch_size=256)
+
+  def evaluator(model, *, preprocess, mesh):
+    return Classification(model, preprocess=preprocess, mesh=mesh, data=test)
+
+  evals = {f'patch{n}': Evaluation(evaluator, patch_size=n) for n in (2, 4)}
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  final = run(whole, evals=evals)
+  run(parts, total=steps(4))
+  allowed = Provenance(allow_changes=['total_steps'])
+  resumed = run(parts, provenance=allowed)
+  shapes = tree.flatten(final.params)
+  assert shapes['embedding/kernel'].shape == (3, 3, 1, 16)
+  assert shapes['pos_embedding'].shape == (1, 3, 3, 16)
+  for a, b in zip(jax.tree.leaves(final), jax.tree.leaves(resumed)):
+    if not jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key):
+      np.testing.assert_array_equal(a, b)
+  *_, record = (x for x in read_records(whole) if 'train/loss' in x)
+  drawn = SIZES.of_steps(8, 0)
+  assert {*drawn} == {0, 1}
+  each = [record[f'train/loss/patch_{n}'] for n in (2, 4)]
+  counts = np.bincount(drawn)
+  np.testing.assert_allclose(np.dot(each, counts) / 8, record['train/loss'])
+
+  weights = formats.read(whole)
+  assert weights.model.embedding == EMBEDDING
+  results = read_records(whole)[-2]
+  for n in (2, 4):
+    plain, _ = fit(weights, patch_size=n)
+    assert type(plain.model.embedding).__name__ == 'PatchEmbedding'
+    assert plain.params['embedding/kernel'].shape == (n, n, 1, 16)
+    assert plain.params['pos_embedding'].shape == (1, 8 // n, 8 // n, 16)
+    found = evaluator(
+      plain.model,
+      preprocess=weights.preprocess,
+      mesh=jax.sharding.Mesh(jax.devices()[:1], 'data'),
+    ).run(tree.unflatten(plain.params))
+    expected = results[f'patch{n}/loss']
+    np.testing.assert_allclose(found['loss'], expected, rtol=2e-6)
+
+
+def test_sizes_are_drawn_with_their_weights_for_any_length():
+  drawn = SIZES.of_steps(4000, 1)
+  assert drawn.dtype == np.uint8
+  np.testing.assert_array_equal(SIZES.of_steps(100, 1), drawn[:100])
+  counts = np.bincount(drawn, minlength=3)
+  assert counts[2] == 0 and abs(counts[0] - 2000) < 150
+  assert (SIZES.of_steps(100, 2) != drawn[:100]).any()
+
+
+@pytest.mark.parametrize('size', [(6, 3), 2, (3, 3)])
+def test_kernels_are_resized_in_a_program_as_in_numpy(size):
+  kernel = np.random.default_rng(0).standard_normal((3, 3, 2, 5), np.float32)
+  sides = (size, size) if isinstance(size, int) else size
+  expected = resample.resize_kernel(kernel, sides, 'bilinear')
+  found = jax.jit(lambda x: resample.resize_kernel(x, sides, 'bilinear'))(
+    kernel
+  )
+  np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    ({'sizes': flexi.RandomPatches((2, 3))}, r'patch_size=3: .*3x3'),
+    ({'model': tiny.vit()}, r'patches of this model have one size'),
+    (
+      {'model': tiny.vit(embedding=EMBEDDING)},
+      r'patch_size=2: this model or objective has other parameters',
+    ),
+  ],
+)
+def test_mistakes_are_refused_before_the_first_step(options, message, tmp_path):
+  with pytest.raises(ValueError, match=message):
+    run(tmp_path, **options)
+  with pytest.raises(ValueError, match='one number for each'):
+    dataclasses.replace(SIZES, weights=(1.0,))
