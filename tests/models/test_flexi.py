@@ -22,6 +22,7 @@ from vit_jax.pretrained import fit
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.monitor import Logging
 from vit_jax.runs.records import read_records
+from vit_jax.tools.convert import save
 from vit_jax.train import Evaluation, train
 from vit_jax.weights import formats
 
@@ -71,12 +72,15 @@ def test_a_run_equals_plain_models_and_resumes(tmp_path, capsys):
   *_, record = (x for x in read_records(whole) if 'train/loss' in x)
   drawn = SIZES.of_steps(8, 0)
   assert {*drawn} == {0, 1}
-  each = [record[f'train/loss/patch_{n}'] for n in (2, 4)]
+  each = [record[f'train/patch_{n}/loss'] for n in (2, 4)]
   counts = np.bincount(drawn)
   np.testing.assert_allclose(np.dot(each, counts) / 8, record['train/loss'])
 
   weights = formats.read(whole)
   assert weights.model.embedding == EMBEDDING
+  save(weights, tmp_path / 'timm', 'timm')  # with its own size
+  kernel = formats.read(tmp_path / 'timm').params['embedding/kernel']
+  assert kernel.shape == (4, 4, 1, 16)
   results = read_records(whole)[-2]
   for n in (2, 4):
     plain, _ = fit(weights, patch_size=n)

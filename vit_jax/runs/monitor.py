@@ -327,7 +327,7 @@ class Monitor:
       raise NonFiniteError(f'{shown} in step {step} of {self._total_steps}.')
     part = self._of_step[step - 1]
     if name := self._parts[part]:
-      values[f'loss/{name}'] = values['loss']
+      values[f'{name}/loss'] = values['loss']
     self._sums.update(values)
     self._counts.update(values.keys())
     self._of_parts[:, part] += self._seconds() - self._of_parts[0].sum(), 1

@@ -26,7 +26,6 @@ KINDS = 'kinds.json'  # what these metrics are, see types.Kind
 _SPEED = functools.partial(Kind, group='Speed and memory')
 OF_A_RUN = {
   'train/loss': dataclasses.replace(LOSS, heading='loss'),
-  'train/loss/': dataclasses.replace(LOSS, group='Sizes of patches'),
   'train/lr': Kind(group='Optimizer', heading='lr', form='{:.2e}'),
   'train/grad_norm': Kind(group='Optimizer', heading='grad', form='{:.3g}'),
   'train/probes/': Kind(group='Layers'),

@@ -24,14 +24,17 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import pretrained
 from vit_jax.io import terminal
 from vit_jax.io.files import write_json
+from vit_jax.models.flexi import FlexiPatches
 from vit_jax.tools import arguments, parsers
 from vit_jax.types import PathLike, UserError
 from vit_jax.weights import export, formats
 from vit_jax.weights.bundle import Weights
 
 FORMATS = ('npz', 'vit_jax', 'stablehlo', 'timm', 'hf')
+_ANY_MODEL = ('vit_jax', 'stablehlo')
 _OF_ENDING = {'.npz': 'npz', '.stablehlo': 'stablehlo', '': 'timm'}
 
 
@@ -48,6 +51,11 @@ def save(
   Each file appears when all are complete. Existing files are replaced only with
   `force`; others in a folder stay. Options are those of `export.stablehlo`.
   """
+  embedding = getattr(weights.model, 'embedding', None)
+  if isinstance(embedding, FlexiPatches) and format not in _ANY_MODEL:
+    size = embedding.patch_size
+    weights, report = pretrained.fit(weights, patch_size=size)
+    terminal.say(f'{format} has patches of one size: {size}.\n{report}')
   target = pathlib.Path(target)
   target.parent.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=target.parent) as staging:

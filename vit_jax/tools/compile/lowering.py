@@ -84,7 +84,7 @@ def lower(
 
   The devices are present, or described. Images [H, W, C] are by default what
   the transforms make of RGB images; `num_classes` is for a model without a
-  number, `patch_size` one of the config's sizes. Returns jax.stages.Lowered, and
+  number, and `patch_size` one of the config's. Returns jax.stages.Lowered, and
   the part of its row that needs no compilation.
   """
   run = _train_arguments(config)
