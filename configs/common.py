@@ -57,8 +57,7 @@ def finish(config, args):
     part.on_error = config.data.get_oneway_ref('on_error')
   fsdp, tensor = (getattr(args, x, 0) for x in ('fsdp', 'tensor'))
   if fsdp or tensor > 1:
-    rest = 'fsdp' if fsdp else 'data'
-    config.mesh = {'data': 1, 'fsdp': 1, 'model': tensor} | {rest: -1}
+    config.mesh = {'data': -1, 'fsdp': -1 if fsdp else 1, 'model': tensor}
   return tiny(config) if args.tiny else config
 
 

@@ -112,7 +112,7 @@ def evaluate(
 
   with compiled.explaining(
     'It cannot hold the parameters. Use more devices, and shard the parameters '
-    'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
+    'over them: --config.mesh.fsdp=-1'
   ):
     params, report = _params(init, model, weights, init_from, shardings)
   terminal.say(report)

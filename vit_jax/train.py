@@ -51,7 +51,7 @@ from vit_jax.weights.surgery import InitFrom
 
 _MEMORY = (
   'To need less: --config.accum_steps=2 (or more, same result), '
-  '--config.mesh.fsdp=-1 --config.mesh.data=1 (state split over devices), '
+  '--config.mesh.fsdp=-1 (state split over devices), '
   '--config.model.remat=full, or a smaller --config.data.batch_size. '
   '--dry_run shows the memory.'
 )

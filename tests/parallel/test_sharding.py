@@ -40,6 +40,25 @@ def test_meshes():
       sharding.make_mesh(**wrong)
 
 
+@pytest.mark.parametrize(
+  ('slices', 'sizes', 'expected'),
+  [
+    (2, {}, {'data': [0, 2, 4, 6, 1, 3, 5, 7]}),
+    (2, {'fsdp': -1}, {'data': 2, 'fsdp': [[0, 2, 4, 6], [1, 3, 5, 7]]}),
+    (2, {'model': 2}, {'data': 4, 'model': [[0, 2], [4, 6], [1, 3], [5, 7]]}),
+    (4, {'fsdp': -1}, {'data': 4, 'fsdp': [[0, 4], [1, 5], [2, 6], [3, 7]]}),
+  ],
+)
+def test_only_data_spans_slices(slices, sizes, expected, monkeypatch):
+  monkeypatch.setattr(sharding, 'slice_of', lambda device: device.id % slices)
+  mesh = sharding.MeshSizes(**sizes).make()
+  *_, ids = expected.values()
+  assert mesh.axis_names == tuple(expected)
+  np.testing.assert_array_equal(np.vectorize(lambda x: x.id)(mesh.devices), ids)
+  with pytest.raises(ValueError, match=rf'data={slices} or a multiple'):
+    sharding.MeshSizes(data=1, fsdp=8).make()
+
+
 def test_devices_of_several_hosts_share_no_examples():
   def devices(*shape, per_host=4):
     hosts = np.arange(np.prod(shape)) // per_host

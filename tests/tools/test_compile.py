@@ -91,6 +91,33 @@ def test_loops_count_as_often_as_they_run():
   assert cost.collectives == {'all-reduce': 3 * 8 * 4 * 2, 'all-gather': 64 * 4}
 
 
+SENT = """\
+ENTRY %main (p: f32[1000]) -> f32[1000] {
+  %p = f32[1000]{0} parameter(0)
+  %t = token[] after-all()
+  %sum = (f32[1000]{0}, u32[], token[]) send(%p, %t), channel_id=1, \
+is_host_transfer=true, frontend_attributes={\
+_xla_host_transfer_handler_name="xla_megascale_runtime",\
+_xla_megascale_transfer_type="ALL_REDUCE"}
+  %other = (f32[1000]{0}, u32[], token[]) send(%p, %t), channel_id=2, \
+frontend_attributes={_xla_megascale_transfer_type="ONE_TO_ONE"}
+  ROOT %all = f32[1000]{0} all-reduce(%p), channel_id=3, to_apply=%add
+}
+"""
+
+
+def test_bytes_between_slices_are_counted_apart():
+  cost = costs(SENT)
+  assert cost.network == {'all-reduce': 4000, 'one-to-one': 4000}
+  assert cost.collectives == {'all-reduce': 4000}
+  chip = rows.CHIPS['TPU v5 lite']
+  sent = {'all-reduce': 100_000_000, 'one-to-one': 12_500_000}
+  found = rows.network(sent, slices=4, chip=chip, step_ms=30.0)
+  # 6.4 Tbit/s for 256 chips; three quarters twice; 20 ms of backward pass.
+  assert found['network_ms'] == pytest.approx(100 / 3.125 * 1.5 + 4)
+  assert found['network_exposed_ms'] == pytest.approx(48 - 20 + 4)
+
+
 @pytest.mark.parametrize(
   ('old', 'new', 'cycles', 'unknown'),
   [
@@ -476,6 +503,18 @@ assert row['loops_counted_once'] == 0
 assert row['step_ms'] == pytest.approx(row['megacycles'] / 1.5)
 assert row['images_per_s'] == pytest.approx(16e3 / row['step_ms'])
 assert row['collectives_mb']['all-reduce'] > 0
+
+# Several slices: 'data' spans them, and gradients pass the network.
+training.mesh = {'fsdp': -1}
+for slices in (2, 4):
+  several = lowering.find_devices(f'v5e:2x2*{slices}')
+  assert {x.slice_index for x in several} == {*range(slices)}
+  _, row = lowering.lower(training, several)
+  assert row['mesh'] == f'data {slices}, fsdp 4' and row['slices'] == slices
+row = lowering.measure(training, lowering.find_devices('v5e:2x2*2'))
+assert 0 < row['network_mb']['all-reduce'] < 4e-6 * row['parameters']
+assert row['network_exposed_ms'] <= row['network_ms']
+del training.mesh
 
 # The kernel is chosen where the model allows it.
 assert row['attention'] == 'pallas' and row['kernel_megacycles'] > 0

@@ -13,6 +13,7 @@ parameters, their EMA and the optimizer state alike, because all of these have
 paths that end in the path of the parameter.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -43,6 +44,8 @@ AxisSize = Annotated[
 class MeshSizes:
   """Sizes of the mesh axes, see above; one may be -1, all remaining devices.
 
+  On several TPU slices, or machines of GPUs, 'data' spans them, and the other
+  axes are within one: -1 for `fsdp` shards parameters within slices.
   Devices along 'model' work on the same examples and must belong to one host.
   """
 
@@ -53,8 +56,9 @@ class MeshSizes:
   def make(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return the mesh, with axes of size 1 only for 'data'; see `make_mesh`."""
     sizes = dataclasses.asdict(self)
+    devices = jax.devices() if devices is None else devices
     if -1 in (self.fsdp, self.model) and self.data == -1:
-      sizes['data'] = 1
+      sizes['data'] = len({*map(slice_of, devices)})
     named = {k: v for k, v in sizes.items() if k == 'data' or v != 1}
     return make_mesh(devices, **named)
 
@@ -78,13 +82,42 @@ def make_mesh(
       f'mesh {axis_sizes} does not fit {len(devices)} devices. The product of '
       'the sizes must be the number of devices; one size may be -1.'
     ) from error
-  # jax.make_mesh refuses what divides an axis of a TPU torus: 2 x 32 on 4x4x4.
-  array = mesh_utils.create_device_mesh(
-    sizes, devices, allow_split_physical_axes=True
-  )
+  array = _arrange(devices, dict(zip(axis_sizes, sizes)))
   mesh = Mesh(array, tuple(axis_sizes), (AxisType.Auto,) * len(sizes))
   _check_hosts(mesh.devices, mesh.axis_names)
   return mesh
+
+
+def slice_of(device: Any) -> int:
+  """Return the number of a TPU slice, or of the machine of a GPU."""
+  return getattr(device, 'slice_index', None) or 0
+
+
+def _arrange(devices, sizes):
+  """Return devices by axis; 'data' spans slices, other axes are within one.
+
+  The network between slices is slow; gradients alone pass it.
+  """
+  slices = collections.defaultdict(list)
+  for device in devices:
+    slices[slice_of(device)].append(device)
+  count, data = len(slices), sizes.get('data', 1)
+  if data % count:
+    raise UserError(
+      f'mesh {sizes} does not fit {count} slices of {len(devices) // count} '
+      f"devices. 'data' spans slices, and the others are within one: use data="
+      f'{count} or a multiple, such as --config.mesh.data={count} '
+      '--config.mesh.fsdp=-1.'
+    )
+  within = sizes | {'data': data // count}
+  # jax.make_mesh refuses what divides an axis of a TPU torus: 2 x 32 on 4x4x4.
+  parts = [
+    mesh_utils.create_device_mesh(
+      [within[x] for x in sizes], part, allow_split_physical_axes=True
+    )
+    for _, part in sorted(slices.items())
+  ]
+  return np.concatenate(parts, axis=[*sizes].index('data') if count > 1 else 0)
 
 
 def _check_hosts(devices, axis_names):

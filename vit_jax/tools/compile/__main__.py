@@ -9,10 +9,12 @@ compiler: pip install -e '.[tpu]' or '.[cuda]'. No data is opened and nothing is
 executed. As with vit_jax.main, any value of the config can be set:
 --config.data.batch_size=4096 --config.model.remat=full.
 
-A topology is FAMILY:SHAPE, with the shape in chips, or the number of GPUs. For
-TPUs, cycles are estimates of the compiler, and the stated cost of Pallas
-kernels; step_ms, images_per_s and mfu follow from them, without the time on
-links between chips. For GPUs, roofline_ms is a lower bound, see roofline.py.
+A topology is FAMILY:SHAPE, with the shape in chips, or the number of GPUs;
+v5e:16x16*4 is four TPU slices. collectives_mb is then within slices, and
+network_mb between them. For TPUs, cycles are estimates of the compiler, and the
+stated cost of Pallas kernels; step_ms, images_per_s and mfu follow from them,
+without the time on links and networks. For GPUs, roofline_ms is a lower bound,
+see roofline.py.
 collectives_ms is the time on links at the data sheet's rate, if nothing
 overlaps. Loops of unknown length count once, kernels that state no cost not at
 all.

@@ -28,6 +28,7 @@ _KERNEL = 'custom_call_target="tpu_custom_call"'
 _STATED = re.compile(
   r'"cost_estimate":\{"flops":"(\d+)"[^}]*"bytes_accessed":"(\d+)"'
 )
+_NETWORK = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 # Parts of an instruction's name that do not say where in the model it is.
 _LOOPS = ('while', 'body', 'closed_call', 'checkpoint', 'rematted_computation')
@@ -46,6 +47,9 @@ class Costs:
   operations: Counter = dataclasses.field(default_factory=Counter)
   # {kind: bytes}, the larger of input and output
   collectives: Counter = dataclasses.field(default_factory=Counter)
+  # {kind: bytes} that a device passes to the network between TPU slices; the
+  # compiler splits a sum into one in each slice and one of their parts
+  network: Counter = dataclasses.field(default_factory=Counter)
   unknown_loops: int = 0  # counted as one iteration
   kernel_flops: int = 0
   kernel_bytes: int = 0
@@ -94,6 +98,10 @@ def costs(text: str) -> Costs:
         found.kernel_bytes += times * int(stated[2])
       else:
         found.unknown_kernels += times
+    if op == 'send' and (sent := _NETWORK.search(instruction.attributes)):
+      payload = num_bytes(computation[instruction.operands[0]].shape)
+      kind = sent[1].lower().replace('_', '-')
+      found.network[kind] += times * payload
     if collective := COLLECTIVE.fullmatch(op):
       payload = _payload(instruction, computation)
       found.collectives[collective[1]] += times * payload

@@ -19,13 +19,14 @@ from vit_jax import setup
 from vit_jax.analysis import flops
 from vit_jax.data.transforms import apply
 from vit_jax.models import attention
+from vit_jax.parallel.sharding import slice_of
 from vit_jax.runs.compiled import gib_on_a_device
 from vit_jax.tools.compile import roofline, rows
 from vit_jax.train import train
 from vit_jax.types import Shape, Size, UserError
 
 EXAMPLES = (
-  'v2:4x4, v3:4x8, v4:4x4x4, v5e:1x1, v5e:16x16, v5p:4x4x4, v6e:16x16, '
+  'v2:4x4, v3:4x8, v4:4x4x4, v5e:16x16, v5e:16x16*4, v5p:4x4x4, v6e:16x16, '
   'h100:8, h200:8, a100:8, l4:1, local'
 )
 _GPUS = pathlib.Path(__file__).parent / 'gpus'  # what the compiler must know
@@ -113,6 +114,7 @@ def lower(
   return lowered, {
     'device_kind': devices[0].device_kind,
     'mesh': ', '.join(axes) or '1 device',
+    'slices': len({*map(slice_of, devices)}),
     'batch_size': batch_size,
     'image_shape': 'x'.join(map(str, ready.images.shape[1:])),
     **({'patch_size': patch_size} if patch_size else {}),
@@ -199,7 +201,9 @@ def find_devices(topology: str) -> Sequence[Any]:
     options['target_config'] = file.read_text()
     options['topology'] = f'1x1x{shape}'  # one machine
   else:
-    platform, name = 'tpu', topology
+    platform, (name, _, slices) = 'tpu', topology.partition('*')
+    options['num_slices'] = int(slices or 1)
+    shape = shape.partition('*')[0]
     for variable, value in _NO_TPU.items():
       os.environ.setdefault(variable, value)
     if family == 'v4':  # the two cores of a chip are one device

@@ -5,7 +5,7 @@ core of TPU v2 and v3, which have two per chip. Unknown numbers are None. TPUs
 have cycles and a step time, GPUs a lower bound of it, see roofline.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.io import terminal
@@ -17,25 +17,31 @@ from vit_jax.tools.compile.roofline import roofline
 
 
 class Chip(NamedTuple):
-  """A kind of device: memory, clock, bandwidth of all links and of memory."""
+  """A kind of device: memory, clock, and bandwidths.
+
+  They are of all links, of memory, and of its part of the data-centre network.
+  """
 
   hbm_gib: float
   clock_ghz: float
   links_gb_s: float
   hbm_gb_s: float
+  network_gb_s: float | None = None
 
 
 # By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock,
 # links and bandwidth are from data sheets, quoted from memory; at this clock
 # the matrix units reach the peak FLOP/s that monitor.py has. GPUs as in gpus/;
-# their links are NVLink's, or PCIe's of the L4, in one direction.
+# their links are NVLink's, or PCIe's of the L4, in one direction. The networks
+# are those of Google's pages on v5e and v6e, 6.4 and 25.6 Tbit/s for 256 chips,
+# and v5p, 50 Gbit/s.
 CHIPS = {
   'TPU v2': Chip(7.48, 0.7, 124, 700),
   'TPU v3': Chip(15.48, 0.94, 164, 900),
   'TPU v4': Chip(30.75, 1.05, 300, 1228),
-  'TPU v5 lite': Chip(15.75, 1.5, 200, 819),
-  'TPU v5': Chip(95.73, 1.75, 600, 2765),
-  'TPU v6 lite': Chip(31.24, 1.75, 448, 1640),
+  'TPU v5 lite': Chip(15.75, 1.5, 200, 819, 3.125),
+  'TPU v5': Chip(95.73, 1.75, 600, 2765, 6.25),
+  'TPU v6 lite': Chip(31.24, 1.75, 448, 1640, 12.5),
   'NVIDIA H100 80GB HBM3': Chip(79.1, 1.98, 450, 3352),
   'NVIDIA H200 141GB HBM3e': Chip(141.0, 1.98, 450, 4800),
   'NVIDIA A100-SXM4-80GB': Chip(79.2, 1.41, 300, 2039),
@@ -84,6 +90,8 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
       'images_per_s': row['batch_size'] / seconds,
       'mfu': row['model_tflop'] * 1e12 / seconds / peak,
     }
+    if counted.network and chip.network_gb_s:
+      found |= network(counted.network, row['slices'], chip, seconds * 1e3)
   elif kind.startswith('NVIDIA') and peak:
     least = roofline(hlo, peak, 1e9 * chip.hbm_gb_s)
     seconds = least.seconds.total()
@@ -96,6 +104,26 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
       'operations': [[*where, 1e6 * s] for where, s in ranked],
     }
   return found
+
+
+def network(
+  sent: Mapping[str, int], slices: int, chip: Chip, step_ms: float
+) -> dict[str, Any]:
+  """Return the time on the network between slices; `sent` is {kind: bytes}.
+
+  A device sends each byte of a sum 2 (slices - 1) / slices times. Sums are of
+  gradients, so the backward pass, two thirds of the step, can hide them;
+  `network_exposed_ms` is the rest, with what is no sum.
+  """
+  assert chip.network_gb_s
+  ms = {k: x / chip.network_gb_s / 1e6 for k, x in sent.items()}
+  sums = ms.pop('all-reduce', 0.0) * 2 * (slices - 1) / slices
+  others = sum(ms.values())
+  return {
+    'network_mb': {k: x / 1e6 for k, x in sent.items()},
+    'network_ms': sums + others,
+    'network_exposed_ms': max(0.0, sums - step_ms * 2 / 3) + others,
+  }
 
 
 def kernel_cycles(
