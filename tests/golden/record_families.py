@@ -47,7 +47,10 @@ def timm_outputs(model):
 
   def forward(inputs):
     tokens = model.forward_features(inputs)
-    return {'tokens': tokens, 'logits': model.forward_head(tokens)}
+    found = {'tokens': tokens.flatten(1, -2)}  # perhaps a grid of patches
+    if hasattr(model, 'head'):  # not encoders of VLMs
+      found['logits'] = model.forward_head(tokens)
+    return found
 
   return forward
 
@@ -89,12 +92,13 @@ def timm_case(architecture, *, other=None, back='same', **args):
   return make
 
 
-def original_case(architecture, to_original, **args):
+def original_case(architecture, to_original, format='original', **args):
   """Return a case of a file of the authors, which timm converts.
 
   Args:
     architecture, **args: see timm_case.
     to_original: {timm's name: shape} -> {name in the file: shape}.
+    format: whose reader knows such files.
   """
 
   def make(seed):
@@ -108,9 +112,10 @@ def original_case(architecture, to_original, **args):
     shapes = to_original(names)
     arrays = seeded.weights(shapes, seed).items()
     arrays = {k: torch.tensor(x) for k, x in arrays}
-    convert = sys.modules[type(model).__module__].checkpoint_filter_fn
+    module, name = sys.modules[type(model).__module__], 'checkpoint_filter_fn'
+    convert = getattr(module, name, None) or getattr(module, f'{name}_encoder')
     model.load_state_dict(convert(arrays, model))
-    about = {'format': 'original', 'config': None, 'image': (*image, 3)}
+    about = {'format': format, 'config': None, 'image': (*image, 3)}
     about['options'] = {'num_heads': 3, 'image_size': image}
     return about | {'shapes': shapes, 'other': None, 'back': ''}, (
       run(timm_outputs(model), (*image, 3))
@@ -149,6 +154,29 @@ def vit5_case(seed):
   about |= {'shapes': shapes, 'other': None, 'back': ''}
   found = run(lambda x: {'logits': model(x)}, image)
   return about, found | {f'buffer/{k}': x for k, x in buffers.items()}
+
+
+def qwen_case(seed):
+  """Return the outputs of transformers' Qwen3-VL, whose reader is timm's."""
+  about, found = hf_case(
+    'Qwen3VLVisionModel',
+    **{'depth': 2, 'num_heads': 3, 'out_hidden_size': 20, 'patch_size': 4},
+    **{'num_position_embeddings': 16, 'deepstack_visual_indexes': [0]},
+    **{'image_size': 16, 'other': (24, 16)},
+  )(seed)
+  return about | {'format': 'timm', 'back': ''}, found
+
+
+def in_blocks(images, patch):
+  """Return rows of patches, 2 x 2 neighbours together, and their grids."""
+  import torch
+
+  x = images[:, :, None].expand(-1, -1, 2, -1, -1)  # two frames
+  shape = images.shape[2] // patch // 2, 2, patch
+  x = x.reshape(*x.shape[:3], *shape, images.shape[3] // patch // 2, 2, patch)
+  x = x.permute(0, 3, 6, 4, 7, 1, 2, 5, 8)
+  grid = [1, 2 * shape[0], 2 * x.shape[2]]
+  return x.reshape(-1, x[0, 0, 0, 0, 0].numel()), torch.tensor([grid] * len(x))
 
 
 def renamed(*swaps, prefix='', **more):
@@ -238,6 +266,15 @@ def hf_outputs(model):
   def forward(inputs, **options):
     if model.config.model_type == 'siglip2_vision_model':
       inputs, options = unfold(inputs, model.config.patch_size)
+    elif model.config.model_type == 'qwen3_vl_vision':
+      inputs, grids = in_blocks(inputs, model.config.patch_size)
+      tokens = model(inputs, grids).last_hidden_state
+      _, h, w = grids[0]
+      tokens = tokens.reshape(len(grids), h // 2, w // 2, 2, 2, -1)
+      return {'tokens': tokens.transpose(2, 3).flatten(1, 4)}
+    elif model.config.model_type == 'radio':
+      model.make_preprocessor_external()
+      options = {}
     elif model.config.model_type == 'vit_mae':
       count = inputs.shape[2] * inputs.shape[3] // model.config.patch_size**2
       noise = np.arange(count)[None].repeat(len(inputs), 0)
@@ -273,9 +310,10 @@ def hf_case(kind, *, other=None, back='same', **fields):
       path = pathlib.Path(folder)
       model.save_pretrained(path)  # names on disk are not those in memory
       names = safetensors.numpy.load_file(path / 'model.safetensors')
-      shapes = {k: list(x.shape) for k, x in names.items()}
+      kept = {k: x for k, x in names.items() if re.search(BUFFERS, k)}
+      shapes = {k: list(x.shape) for k, x in names.items() if k not in kept}
       arrays, file = seeded.weights(shapes, seed), path / 'model.safetensors'
-      safetensors.numpy.save_file(arrays, file, {'format': 'pt'})
+      safetensors.numpy.save_file(arrays | kept, file, {'format': 'pt'})
       model = load('hf', path)
       about = json.loads((path / 'config.json').read_text())
     vision = about.get('vision_config', about)
@@ -314,10 +352,12 @@ TEXT |= {'bos_token_id': 1, 'eos_token_id': 2, 'projection_dim': 20}
 TWO_TOWERS = 'SiglipConfig', 'CLIPConfig', 'MetaClip2Config'
 ONE_SIDE = {'image_size': 12, 'patch_size': 4}
 RESIZED = ONE_SIDE | {'other': (20, 8)}
+BUFFERS = 'input_conditioner|summary_idxs'
 SQUARE = {'image_size': [12, 6]}  # a grid of 3 by 3
 BARE = {'num_classes': 0, 'other': OTHER}
 RADIO = {'img_size': (16, 8), 'other': (28, 14)}
 BIASED = {'back': '', 'use_relative_position_bias': True}
+TABLE = {'pos_embed_grid_size': 3, 'other': OTHER}
 PLAIN = 'vit_base_patch16_224'
 CASES = {  # name: function of the seed -> (about, outputs)
   'timm_token': timm_case(PLAIN, other=OTHER),  # DINO, MAE
@@ -361,6 +401,26 @@ CASES = {  # name: function of the seed -> (about, outputs)
     'vit_base_patch16_clip_quickgelu_224', clip_original, num_classes=CLASSES
   ),
   'original_vit5': vit5_case,
+  'timm_deepseek': timm_case('deepseek_vit_412m', other=OTHER),
+  'timm_deepseek_enc': timm_case(
+    'deepseek_vit_412m_enc', back='', out_features=5
+  ),
+  'timm_qwen3': timm_case('qwen3_vit_88m', img_size=(12, 6), **TABLE),
+  'timm_qwen3_enc': timm_case(
+    'qwen3_vit_306m_enc', img_size=(12, 6), out_features=5, back='', **TABLE
+  ),
+  'timm_qwen3_shard': qwen_case,
+  'timm_deepseek_shard': original_case(
+    'deepseek_vit_412m_enc',
+    renamed(
+      ('attn.qkv', 'attn.wqkv'),
+      ('attn.proj', 'attn.wo'),
+      (r'(blocks.*)fc(\d)', r'\1w\2'),
+      patch_embed__proj__weight=[24, 48],
+    ),
+    format='timm',
+    **{'patch_size': 4, 'out_features': 5, 'global_pool': ''},
+  ),
   'timm_dinov3': timm_case('vit_small_patch16_dinov3_qkvb', **BARE),
   'timm_dinov3_swiglu': timm_case('vit_huge_plus_patch16_dinov3'),
   'timm_lingbot': timm_case('vit_small_patch16_lingbot'),
@@ -458,6 +518,23 @@ CASES = {  # name: function of the seed -> (about, outputs)
     **ONE_SIDE,
   ),
   'hf_aimv2': hf_case('Aimv2VisionModel', back='', use_head=False, **ONE_SIDE),
+  'hf_tips': hf_case('Tipsv2VisionModel', back='equal', **RESIZED),
+  'hf_tips_swiglu': hf_case(
+    'Tipsv2VisionModel', back='equal', use_swiglu_ffn=True, **ONE_SIDE
+  ),
+  'hf_radio': hf_case(
+    'RadioModel', max_img_size=12, other=(28, 12), back='equal', **ONE_SIDE
+  ),
+  'hf_radio_swiglu': hf_case(
+    'RadioModel',
+    max_img_size=12,
+    num_registers=1,
+    use_swiglu_ffn=True,
+    **ONE_SIDE,
+    back='equal',
+  ),
+  'hf_pixio': hf_case('PixioModel', n_cls_tokens=3, **RESIZED),
+  'hf_mlcd': hf_case('MLCDVisionModel', other=(8, 20), **ONE_SIDE),
   'hf_vit_features': hf_case('ViTModel', pooler_output_size=20, **RESIZED),
 }
 

@@ -160,7 +160,8 @@ class Pooling:
       found.append(posemb.add_to_token(module, name, token))
     if layout.num_registers:
       shape = (1, layout.num_registers, module.width)
-      found.append(module.param('registers', INIT['registers'], shape))
+      token = module.param('registers', INIT['registers'], shape)
+      found.append(posemb.add_to_token(module, 'registers', token))
     return found
 
   def read(self, layout: Layout) -> slice:
@@ -228,10 +229,31 @@ class DistillationToken(Pooling):
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Pooling):
-  """Mean over the patches (figure 9)."""
+  """Mean over the patches (figure 9).
+
+  Attributes:
+    registers: whether it is over the registers instead, which are the eight
+      class tokens of Pixio.
+    unit_norm: whether the mean is normalised like tokens, but without a scale
+      and a bias (timm's classifiers of DeepSeek and Qwen).
+  """
+
+  registers: bool = False
+  unit_norm: bool = False
+
+  def read(self, layout: Layout) -> slice:
+    if not self.registers:
+      return super().read(layout)
+    return slice(layout.prefix - layout.num_registers, layout.prefix)
 
   def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
-    return tokens[:, layout.prefix :].mean(axis=1)
+    x = super().__call__(module, tokens, layout).mean(axis=1)
+    if self.unit_norm:
+      x = jnp.float32(x)
+      x -= x.mean(axis=-1, keepdims=True) * (module.block.norm == 'layer')
+      size = jnp.mean(x**2, axis=-1, keepdims=True) + module.block.norm_eps
+      x = (x * jax.lax.rsqrt(size)).astype(tokens.dtype)
+    return x
 
 
 @dataclasses.dataclass(frozen=True)

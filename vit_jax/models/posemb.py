@@ -68,7 +68,7 @@ class PositionEmbedding:
     return x
 
   def add_to_token(self, module: nn.Module, name: str, token: Array) -> Array:
-    """Add a position to the token 'cls' or 'dist', [1, 1, D]."""
+    """Add positions to the tokens 'cls', 'dist' or 'registers', [1, n, D]."""
     return token
 
   def shared(self, module: nn.Module, layout: Layout, train: bool) -> Any:
@@ -124,11 +124,13 @@ class Learned(PositionEmbedding):
       with its own table; or 'layers_shared', with one table for all.
     prefix: whether class and distillation tokens have embeddings, too (the
       paper). False: only patches have, as in DeiT III and big_vision.
+    registers: whether registers have embeddings at the stem, too (Pixio).
   """
 
   init_std: NonNegative = 0.02
   at: Literal['stem', 'layers', 'layers_shared'] = 'stem'
   prefix: bool = True
+  registers: bool = False
 
   grid_tables = ('pos_embedding',)
 
@@ -140,7 +142,8 @@ class Learned(PositionEmbedding):
     return x if self.in_layers else x + self._patches(module, grid, x.shape[-1])
 
   def add_to_token(self, module: nn.Module, name: str, token: Array) -> Array:
-    if self.in_layers or not self.prefix:
+    has_row = self.registers if name == 'registers' else self.prefix
+    if self.in_layers or not has_row:
       return token
     return token + self._token(module, name, token.shape)
 

@@ -1,9 +1,9 @@
 """Rotary position embeddings (RoPE) in two dimensions.
 
 Queries and keys of patches are rotated, those of other tokens are not (except
-for RotaryAxial.registers). Each pair of the d dimensions of a head turns by an
-angle that grows with the row or column of the patch, so that q kᵀ depends on
-differences of positions only. Shapes as in vit.py; r = d / 2 pairs.
+for RotaryAxial.registers and class_angles). Each pair of the d dimensions of a
+head turns by an angle that grows with the row or column of the patch, so that
+q kᵀ depends on differences of positions only. Shapes as in vit.py; r = d / 2.
 """
 
 import dataclasses
@@ -89,6 +89,10 @@ class RotaryAxial(Rotary):
       positions are counted.
     registers: temperature for registers, which turn as a square grid of their
       own, 100 in ViT-5; None: they do not turn.
+    pairs_axis: -1: neighbours in a head are pairs; -2: the halves of a head are
+      (DeepSeek, Qwen, MLCD).
+    class_angles: whether the class token turns by learned angles (MLCD), the
+      parameter `cls_angles` [1, r]; otherwise it does not turn.
   """
 
   temperature: Positive = 10_000.0
@@ -96,9 +100,15 @@ class RotaryAxial(Rotary):
   first: NonNegative = 0
   reference: tuple[int, int] | None = None
   registers: Positive | None = None
+  pairs_axis: Literal[-1, -2] = -1
+  class_angles: bool = False
 
   def shared(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     waves = super().shared(module, layout, train)
+    if self.class_angles:
+      init = jax.nn.initializers.normal(waves.shape[-1] ** -0.5)
+      angles = module.param('cls_angles', init, (1, waves.shape[-1]))
+      waves = waves.at[:, :1].set(_waves(angles[:, None], Layout((0, 0))))
     if self.registers is None:
       return waves
     count = layout.num_registers

@@ -77,7 +77,8 @@ def read(
     model = _infer(params, heads, known, given)
   except KeyError as e:
     raise UserError(f'No model here has such arrays: there is no {e}.') from e
-  size = as_pair(image_size or 224)
+  patch = params['embedding/kernel'].shape[0] if 'grid' in family.images else 0
+  size = as_pair(image_size or patch * family.images.get('grid', 0) or 224)
   if 'pos_embedding' in params:
     size = model.embedding.image_size(params['pos_embedding'].shape[1:3])
   elif isinstance(model, MlpMixer):
@@ -120,8 +121,8 @@ def _place(params, rows, grid, sizes, notes):
   """Return positions of tokens and of a grid of patches, apart.
 
   The table is [1, tokens + gh * gw, D], perhaps without the leading 1, or one
-  of patches only, [1, gh, gw, D] or [gh, gw, D]. Positions of registers are
-  added to them: our registers have no positions.
+  of patches only, [1, gh, gw, D] or [gh, gw, D]. Positions of registers after
+  other tokens are added to them.
   """
   tokens = {}  # by the number of rows
   for names in rows:
@@ -142,11 +143,11 @@ def _place(params, rows, grid, sizes, notes):
   out = {'pos_embedding': table.reshape(1, gh, gw, -1)}
   for name in tokens.get(count, ()):
     part, found = np.split(found, [params[name].shape[1]], axis=1)
-    if name != 'registers':
+    if name != 'registers' or tokens[count] == ['registers']:
       out[f'{name}_pos_embedding'] = part
     elif part.any():
       out[name] = params[name] + part
-      notes.append('  positions of registers added to them: ours have none')
+      notes.append('  positions of registers added to them')
   return out
 
 
@@ -242,7 +243,8 @@ def _facts(params):
     facts['pooling'] = pooling.Map()
   if 'pos_embedding' in params:
     has_row = 'cls' not in params or 'cls_pos_embedding' in params
-    facts['posemb'] = Learned(prefix=has_row)
+    registers = 'registers_pos_embedding' in params
+    facts['posemb'] = Learned(prefix=has_row, registers=registers)
   if 'pre_logits/kernel' in params:
     facts['head.representation_size'] = shape['pre_logits/kernel'][1]
   if 'registers' in params:

@@ -49,6 +49,9 @@ def read(
   problem = config.get('problem_type') or ''
   activation, targets = _PROBLEMS.get(problem, ('softmax', Classes()))
   use = config.get('preprocessor_config')
+  if use and 'norm_mean' in config:  # C-RADIO normalises images in the model
+    mean, std = config['norm_mean'], config['norm_std']
+    use |= {'do_normalize': True, 'image_mean': mean, 'image_std': std}
   return dataclasses.replace(
     weights,
     class_names=None if class_names == unnamed else class_names,

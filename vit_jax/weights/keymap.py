@@ -43,6 +43,10 @@ def _4d(kernel):
 KINDS: dict[str, tuple[Any, Any]] = {
   'same': (_same, _same),
   'token': (lambda x: x.reshape(1, -1, x.shape[-1]), np.ravel),  # [D]
+  'tokens': (  # [n, D], of which the class token is the first
+    lambda x: x.reshape(1, -1, x.shape[-1]),
+    lambda x: x.reshape(-1, x.shape[-1]),
+  ),
   # Positions [1, rows, D] or [rows, D] of tokens and patches together;
   # `architecture.read` finds the number of tokens.
   'table': (_same, lambda x: x.reshape(1, -1, x.shape[-1])),
@@ -62,6 +66,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
   '1x1': (_same, _4d),
 }
 _AXES = {'table': 1, 'layers1': 1}  # along which parts are joined, else 0
+_CUTS = {'relative': -3, 'tokens': 1}  # where parts differ in size
 
 
 class Key(NamedTuple):
@@ -140,8 +145,8 @@ class KeyMap:
       paths, axis = key.paths, _AXES.get(key.kind, 0)
       if key.kind in ('table', 'rows'):
         parts, paths = [array], paths[-1:]
-      elif key.kind == 'relative':
-        parts = np.split(array, [-3])
+      elif key.kind in _CUTS:
+        parts = np.split(array, [_CUTS[key.kind]])
       elif key.kind == 'layers1':
         parts = list(np.moveaxis(array, axis, 0))
         paths = [paths[0].replace('{i}', f'{i}') for i in range(len(parts))]

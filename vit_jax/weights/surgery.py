@@ -192,7 +192,8 @@ def adapt(
 def _with_positions(loaded, fresh, notes):
   """Return the loaded tokens with positions of their own, or without."""
   loaded = dict(loaded)
-  for token in [x for x in ('cls', 'dist') if x in loaded and x in fresh]:
+  names = 'cls', 'dist', 'registers'
+  for token in [x for x in names if x in loaded and x in fresh]:
     position = f'{token}_pos_embedding'
     if position in loaded and position not in fresh:
       loaded[token] = loaded[token] + loaded.pop(position)

@@ -17,11 +17,12 @@ from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams, Shape
 from vit_jax.weights import architecture, family, image_configs
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit
+from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit, timm_vlm
 from vit_jax.weights.family import Config
 
 # The supported models; the first that fits counts.
-FAMILIES = timm_vit.FAMILIES + timm_eva.FAMILIES + timm_cnn.FAMILIES
+FAMILIES = timm_vlm.FAMILIES + timm_vit.FAMILIES + timm_eva.FAMILIES
+FAMILIES += timm_cnn.FAMILIES
 recognise = functools.partial(family.recognise, FAMILIES)
 
 
@@ -43,7 +44,8 @@ def read(
   options = {'name': name, 'image_size': size} | options
   found = family.find(FAMILIES, arrays, name)
   weights = architecture.read(found, arrays, config, **options)
-  use = image_use(config, weights.image_shape, weights.notes) if config else {}
+  images = {**found.images, **config}
+  use = image_use(images, weights.image_shape, weights.notes) if images else {}
   activation = config.get('activation', 'softmax')
   return dataclasses.replace(
     weights,

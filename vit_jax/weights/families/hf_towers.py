@@ -1,10 +1,11 @@
-"""transformers' DINOv2 and 3, and the vision towers CLIP, SigLIP and AIMv2.
+"""transformers' DINOv2 and 3, TIPSv2, CLIP, MLCD, SigLIP, AIMv2, RADIO, Pixio.
 
 Left out are text towers, mask vectors (written as zeros), a classifier of
 DINOv2, which reads two features, and AIMv2's attention pooling. CLIP's
 projection is our head. Final norms are applied to all tokens, as in timm, where
 transformers norms only CLIP's class token. SigLIP 2 with images of any shape
-(NaFlex) is read as a model for one shape.
+(NaFlex) is read as a model for one shape. Class tokens of C-RADIO after the
+first, and all of Pixio, are our registers.
 """
 
 import dataclasses
@@ -14,8 +15,8 @@ from functools import partial
 import numpy as np
 
 from vit_jax.models.dense import Gelu, SwiGlu
-from vit_jax.models.pooling import Map
-from vit_jax.models.rotary import RotaryDino
+from vit_jax.models.pooling import Map, Mean
+from vit_jax.models.rotary import RotaryAxial, RotaryDino
 from vit_jax.types import UserError
 from vit_jax.weights import image_configs
 from vit_jax.weights.architecture import PLAIN
@@ -55,13 +56,14 @@ _TOWER = (
   *layers(_LAYER, 'layer_norm1 layer_norm2', _SELF, 'mlp.fc1 mlp.fc2'),
   *norm('post_layernorm', 'norm'),
 )
-_CLIP = KeyMap(
+_MLCD = KeyMap(
+  Key('class_pos_emb', 'cls_angles'),
   Key('embeddings.class_embedding', 'cls', 'token'),
   Key(_POSITIONS, 'cls_pos_embedding|pos_embedding', 'rows'),
   *norm('pre_layrnorm', 'embedding_norm'),
   *_TOWER,
-  *linear('visual_projection', 'head'),
 )
+_CLIP = KeyMap(*_MLCD.keys, *linear('visual_projection', 'head'))
 _SIGLIP = KeyMap(
   Key(_POSITIONS, 'pos_embedding', 'rows'),
   *_TOWER,
@@ -83,18 +85,115 @@ _AIMV2 = KeyMap(
   *norm('rms_norm', 'norm'),
 )
 
+_PIXIO = KeyMap(
+  Key('embeddings.cls_token', 'registers'),
+  *hf_vit.PATCHES,
+  *layers('encoder.layer.{i}', 'norm1 norm2', OLD, hf_vit.DENSE),
+  *norm('layernorm', 'norm'),
+)
+_TIPS = KeyMap(
+  Key('register_tokens', 'registers'),
+  *linear('blocks.{i}.mlp.c_fc', 'block_{i}/mlp/fc1'),
+  *linear('blocks.{i}.mlp.c_proj', 'block_{i}/mlp/fc2'),
+  *timm_vit.ROWS,
+)
+_W12 = (
+  *linear('blocks.{i}.mlp.w12', 'block_{i}/mlp/gate|fc1'),
+  *linear('blocks.{i}.mlp.w3', 'block_{i}/mlp/fc2'),
+)
+_RADIO = KeyMap(
+  Key('patch_generator.cls_token.token', 'cls|registers', 'tokens'),
+  Key('patch_generator.pos_embed', 'pos_embedding', 'table'),
+  Key('patch_generator.embedder.weight', 'embedding/kernel', 'conv'),
+  Key('blocks.{i}.layer_scale{n}.lambda1', 'block_{i}/ls{n}'),
+  *timm_vit.ROWS,
+  Key('blocks.{i}.ls{n}.grandma', 'block_{i}/ls{n}'),
+)
+_SPLIT = (
+  *linear('blocks.{i}.mlp.gate_proj', 'block_{i}/mlp/gate'),
+  *linear('blocks.{i}.mlp.up_proj', 'block_{i}/mlp/fc1'),
+  *linear('blocks.{i}.mlp.down_proj', 'block_{i}/mlp/fc2'),
+)
+
+
+def _sized(weights, names, keys, gated=(), prefix='', *, whole=True):
+  """Return `hf_vit.write` with an mlp_ratio, by other keys for SwiGLU."""
+  model = weights.model
+  is_gated, width = isinstance(model.block.mlp, SwiGlu), model.width
+  hidden = model.mlp_dim * 3 // 2 if is_gated else model.mlp_dim
+  ratios = 4, timm_vit.ratio(hidden, width)
+  sizes = [int(width * x) for x in ratios]
+  sizes = [(x * 2 // 3 + 7) // 8 * 8 for x in sizes] if is_gated else sizes
+  ratio = dict(zip(sizes[::-1], ratios[::-1])).get(model.mlp_dim, 0.5)
+  if whole and ratio % 1:
+    raise UserError(f"transformers' {names[1]} has another mlp_dim.")
+  keys = KeyMap(*gated, *keys.keys) if is_gated else keys
+  arrays, config = hf_vit.write(weights, keys, *names, prefix)
+  more = {
+    'use_swiglu_ffn': is_gated,
+    'mlp_ratio': int(ratio) if whole else ratio,
+  }
+  return arrays, config | more
+
 
 def _write_dinov2(weights):
-  model, count = weights.model, weights.model.pooling.num_registers
-  is_gated, width = isinstance(model.block.mlp, SwiGlu), model.width
-  if model.mlp_dim != (-(width * 8 // -24) * 8 if is_gated else 4 * width):
-    raise UserError("transformers' DINOv2 has another mlp_dim.")
-  name, kind = ('_with_registers', 'WithRegisters') if count else ('', '')
-  keys = KeyMap(*_PACKED, *_DINOV2.keys) if is_gated else _DINOV2
-  names = f'dinov2{name}', f'Dinov2{kind}Model'
-  arrays, config = hf_vit.write(weights, keys, *names)
-  arrays['embeddings.mask_token'] = np.zeros((1, width), np.float32)
-  config |= {'use_swiglu_ffn': is_gated, 'num_register_tokens': count}
+  count, mask = weights.model.pooling.num_registers, 'embeddings.mask_token'
+  if getattr(weights.model.posemb, 'resize_method', '') == 'bilinear_antialias':
+    names, mask = ('tipsv2_vision_model', 'Tipsv2VisionModel'), 'mask_token'
+    arrays, config = _sized(weights, names, _TIPS, _W12, whole=False)
+  else:
+    name, kind = ('_with_registers', 'WithRegisters') if count else ('', '')
+    names = f'dinov2{name}', f'Dinov2{kind}Model'
+    arrays, config = _sized(weights, names, _DINOV2, _PACKED)
+  arrays[mask] = np.zeros((1, weights.model.width), np.float32)
+  return arrays, config | {'num_register_tokens': count}
+
+
+def _write_radio(weights):
+  count = 1 + weights.model.pooling.num_registers
+  names, prefix = ('radio', 'RadioModel'), 'radio_model.model.'
+  keys = KeyMap(Key('row', 'cls_pos_embedding'), *_RADIO.keys)
+  arrays, config = _sized(weights, names, keys, _SPLIT, prefix, whole=False)
+  name = f'{prefix}patch_generator.embedder.weight'
+  shape = arrays[name].shape
+  if shape[2] != shape[3] or arrays.pop(f'{prefix}row', np.ones(1)).any():
+    raise UserError("transformers' C-RADIO has other patches or positions.")
+  arrays[name] = arrays[name].reshape(len(arrays[name]), -1)
+  *_, mean, std = image_configs.describe(dataclasses.replace(weights, notes=[]))
+  for name, value in {'norm_mean': mean, 'norm_std': std}.items():
+    array = np.float32(value).reshape(-1, 1, 1)
+    arrays[f'radio_model.input_conditioner.{name}'] = array
+    config[name] = value
+  return arrays, config | {
+    'max_img_size': config['image_size'],
+    'num_cls_tokens': min(count, 3),
+    'num_registers': max(count - 3, 0),
+    'summary_idxs': [0, 1][:count],
+  }
+
+
+def _write_pixio(weights):
+  arrays, config = _sized(weights, ('pixio', 'PixioModel'), _PIXIO)
+  count = weights.model.pooling.num_registers
+  if not getattr(weights.model.posemb, 'registers', False):
+    raise UserError("transformers' Pixio has positions of registers.")
+  return arrays, config | {'n_cls_tokens': count}
+
+
+def _configure_mlcd(config, arrays):
+  theta = (config.get('rope_parameters') or {}).get('rope_theta', 10_000.0)
+  count = arrays['embeddings.class_embedding'].size
+  return {
+    'num_heads': count // 2 // arrays['class_pos_emb'].size,
+    'posemb': RotaryAxial(None, theta, pairs_axis=-2, class_angles=True),
+  } | hf_vit.configure(config, arrays)
+
+
+def _write_mlcd(weights):
+  names = 'mlcd_vision_model', 'MLCDVisionModel'
+  arrays, config = hf_vit.write(weights, _MLCD, *names)
+  theta = getattr(weights.model.posemb, 'temperature', 0)
+  config['rope_parameters'] = {'rope_type': 'axial', 'rope_theta': theta}
   return arrays, config
 
 
@@ -126,6 +225,11 @@ def _unfold(arrays, config):
   side = math.isqrt(arrays[name].shape[1] // 3)
   kernel = arrays[name].reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
   return arrays | {name: kernel}
+
+
+def _unfold_radio(arrays, config):
+  name = 'patch_generator.embedder.weight'
+  return arrays | {name: timm_vit.convolution(arrays[name])}
 
 
 _SCALED = PLAIN | {'block.mlp': Gelu('exact'), 'block.layerscale_init': 1.0}
@@ -174,6 +278,27 @@ FAMILIES = (
   ),
   _DINOV2_FAMILY,
   family(
+    'tipsv2(_vision_model)?',
+    'register_tokens',
+    KeyMap(*_TIPS.keys, *_W12),
+    _SCALED,
+    prefix=r'vision_encoder\.',
+    unused=r'(vision_encoder\.)?mask_token|text_encoder\..*|temperature',
+    rows=(('cls',),),
+    posemb_resize='bilinear_antialias',
+    images={'mean': (0.0,) * 3, 'std': (1.0,) * 3, 'crop_pct': 1.0},
+  ),
+  family(
+    '(mlcd(_vision_model)?)?',
+    'class_pos_emb',
+    _MLCD,
+    _CLIP_FIELDS | {'block.mlp': Gelu('exact')},
+    configure=_configure_mlcd,
+    args={'num_key_value_groups': (1,)},
+    images=image_configs.OPENAI,
+    write=_write_mlcd,
+  ),
+  family(
     '((clip|metaclip_2)(_vision_model)?)?',
     r'pre_layrnorm\.weight',
     _CLIP,
@@ -196,5 +321,27 @@ FAMILIES = (
     heads={1024: 8},
     args={'is_native': (False,)},
     unused=UNUSED + r'|(vision_model\.)?head\..*|visual_projection\..*',
+  ),
+  family(
+    '(radio)?',
+    r'patch_generator\.embedder\.weight',
+    KeyMap(*_RADIO.keys, *_SPLIT),
+    {'block.mlp': Gelu('exact')},
+    prefix=r'radio_model\.(model\.)?',
+    unused=r'(radio_model\.)?(input_cond|summary_idxs).*|.*video_embedder.*',
+    prepare=_unfold_radio,
+    rows=((),),
+    posemb_resize='bilinear_square',
+    images=image_configs.OPENAI,
+    write=_write_radio,
+  ),
+  family(
+    '(pixio)?',
+    r'encoder\.layer\.0\.norm1\.weight',
+    _PIXIO,
+    PLAIN | {'block.mlp': Gelu('exact'), 'pooling': Mean(registers=True)},
+    rows=(('registers',),),
+    images=image_configs.IMAGENET,
+    write=_write_pixio,
   ),
 )

@@ -47,15 +47,16 @@ def layers(layer: str, norms: str, attention: str, mlp: str) -> list[Key]:
 
 OLD = 'attention.attention.{x} attention.output.dense'
 NEW = 'attention.{x[0]}_proj attention.o_proj'
+DENSE = 'intermediate.dense output.dense'
 _NORMS = 'layernorm_before layernorm_after'
-_TABLE = 'cls_pos_embedding|dist_pos_embedding|pos_embedding'
+_TOKENS = 'cls_pos_embedding|dist_pos_embedding|registers_pos_embedding'
 PATCHES = (
-  Key('embeddings.position_embeddings', _TABLE, 'table'),
+  Key('embeddings.position_embeddings', f'{_TOKENS}|pos_embedding', 'table'),
   *conv('embeddings.patch_embeddings.projection', 'embedding'),
 )
 _ROWS = (
   *PATCHES,
-  *layers('encoder.layer.{i}', _NORMS, OLD, 'intermediate.dense output.dense'),
+  *layers('encoder.layer.{i}', _NORMS, OLD, DENSE),
   *layers('layers.{i}', _NORMS, NEW, 'mlp.fc1 mlp.fc2'),
   *norm('layernorm', 'norm'),
   *linear('classifier', 'head'),
@@ -187,7 +188,7 @@ family = functools.partial(  # (pattern, anchor, keys, write=..., ...)
   Family,
   heads={768: 12},
   configure=configure,
-  prefix=r'(vit|deit|ijepa|beit|data2vec_vision|dinov2\w*|model|vision_model)\.',
+  prefix=r'(vit|deit|ijepa|beit|data2vec_\w*|dinov2\w*|pixio|model|vision_\w*)\.',
   unused=UNUSED,
   rows=(('cls', 'dist', 'registers'), ('cls',)),
   posemb_resize='bicubic',

@@ -86,7 +86,8 @@ def _configure(defaults, config, arrays):
     if cls is rotary.RotaryAxial:
       order = 'xy' if args.get('rope_grid_indexing') == 'xy' else 'yx'
       fields += [order, args.get('rope_grid_offset', 0)]
-      fields += [reference and as_pair(reference)]
+      is_half = args.get('rope_rotate_half')
+      fields += [reference and as_pair(reference), None, -2 if is_half else -1]
     found['posemb'] = cls(*fields)
   return found
 
@@ -132,7 +133,7 @@ def _write(weights):
       'no_embed_class': not getattr(table, 'prefix', True),
       'use_rot_pos_emb': rope is not None,
       'rope_type': rope,
-      'rope_rotate_half': rope == 'dinov3',
+      'rope_rotate_half': getattr(posemb, 'pairs_axis', -1) == -2,
       'rope_temperature': getattr(posemb, 'temperature', None),
       'rope_grid_indexing': 'xy' if is_xy else 'ij',
       'rope_grid_offset': getattr(posemb, 'first', 0),
