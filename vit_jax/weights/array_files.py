@@ -4,6 +4,7 @@ Nothing that is read can execute code. The format is determined from the content
 of a file, not from its name. Floats of every width are returned as float32.
 """
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -11,6 +12,7 @@ import pathlib
 import re
 import sys
 import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import fsspec
@@ -23,6 +25,7 @@ from vit_jax.io.files import is_local, read_json, replacing
 from vit_jax.types import FlatParams, PathLike, UserError
 from vit_jax.weights import onnx_files
 
+Keep = Callable[[Iterable[str]], Mapping[str, str]]  # {new name: name}
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
 _SHARD = r'[^/\\:]+(?<!\.json)'  # not another index, not in another folder
@@ -34,44 +37,56 @@ _PICKLE = (
 )
 
 
-def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
+def read(
+  path: PathLike, *, values: bool = True, keep: Keep | None = None
+) -> dict[str, np.ndarray]:
   """Return {name: array} of a local .npz, safetensors, index or ONNX file.
 
   With values=False only names and shapes are read, and the arrays are zeros
-  that take no memory. A file that is missing, damaged, a pickle or of another
-  format raises UserError.
+  that take no memory. `keep` returns {new name: name} of the arrays to read; of
+  an index only their shards are opened. A file that is missing, damaged, a
+  pickle or of another format raises UserError.
   """
-  path = pathlib.Path(path)
+  files = [pathlib.Path(path)]
+  if files[0].suffix == '.json':
+    files = [files[0].parent / shard for shard in _shards(files[0], keep)]
+  names = [name for file in files for name in _read(file, False)]
+  used = keep(names) if keep else dict(zip(names, names))
+  arrays: dict[str, np.ndarray] = {}
+  for file in files:
+    arrays |= _read(file, values, {*used.values()})
+  return {new: arrays[name] for new, name in used.items()}
+
+
+def _read(path, values, used=None):
+  """Return {name: array} of a file; of safetensors those in `used`, or all."""
   try:
     with path.open('rb') as file:
       head = file.read(64)
     if head[:2] == b'PK':
       return dict(_npz(path, values))
     if head[8:9] == b'{':
-      return dict(_safetensors(path, values))
+      return dict(_safetensors(path, values, used))
     if head[:1] == b'\x08':  # the version, first in the protobuf
       found = onnx_files.read(path, values)
       return {name: _float32(array) for name, array in found.items()}
-    if head.lstrip()[:1] != b'{' or path.suffix != '.json':
-      raise UserError(
-        _PICKLE
-        if head[:1] == b'\x80'
-        else f'Its format is unknown (it begins {head!r}). Expected .npz, '
-        'safetensors, the index of sharded safetensors, or ONNX'
-      )
+    raise UserError(
+      _PICKLE
+      if head[:1] == b'\x80'
+      else f'Its format is unknown (it begins {head!r}). Expected .npz, '
+      'safetensors, the index of sharded safetensors, or ONNX'
+    )
   except Exception as e:  # parsers raise any type for damaged bytes
     hint = '' if isinstance(e, UserError) else ' Copy or download it again.'
     text = f'{e}'.rstrip('.')
     raise UserError(f'{path} cannot be read: {text}.{hint}') from e
-  return {
-    name: array
-    for shard in _shards(path)
-    for name, array in read(path.parent / shard, values=values).items()
-  }
 
 
-def _shards(path):
-  """Return the names of an index's shards, which must be in its folder."""
+def _shards(path, keep):
+  """Return the names of the shards in an index that have arrays to read.
+
+  They must be in its folder.
+  """
   files = read_json(path).get('weight_map')
   names = {f'{x}' for x in files.values()} if isinstance(files, dict) else {''}
   if wrong := [x for x in names if not re.fullmatch(_SHARD, x)]:
@@ -79,7 +94,8 @@ def _shards(path):
       f'{path} has the shard {wrong[0]!r:.99}. Expected {{"weight_map": '
       '{array: name of a .safetensors file in the same folder}}.'
     )
-  return sorted(names)
+  used = keep(files).values() if keep else files
+  return sorted({f'{files[name]}' for name in used})
 
 
 def _npz(path, values):
@@ -97,10 +113,12 @@ def _npz(path, values):
         yield name, _blank(shape)
 
 
-def _safetensors(path, values):
+def _safetensors(path, values, used):
   raw: dict[str, Any] = {}
   with safetensors.safe_open(path, framework='np') as file:
     for name in file.keys():  # noqa: SIM118
+      if used is not None and name not in used:
+        continue
       shape, dtype = (x := file.get_slice(name)).get_shape(), x.get_dtype()
       if not values:
         yield name, _blank(shape)
@@ -134,12 +152,15 @@ def write(path: PathLike, arrays: FlatParams) -> None:
       np.savez(file, **named)
 
 
-def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
+def fetch(
+  path: PathLike, *, missing_ok: bool = False, keep: Keep | None = None
+) -> Any:
   """Return the local path of a file that may be remote.
 
   A remote file is downloaded once, to $VIT_JAX_CACHE or ~/.cache/vit_jax. Files
   of one remote folder are in one local folder. An index of safetensors brings
-  its shards. No such file: returns None (`missing_ok`) or raises UserError.
+  its shards with arrays to `keep`, see `read`. No such file: returns None
+  (`missing_ok`) or raises UserError.
   """
   url = os.fspath(path)
   folder, _, name = url.rpartition('/')
@@ -155,30 +176,35 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
       return None
     raise UserError(f'{url} does not exist.')
   if not is_local(url) and name.endswith(_INDEX):
-    for shard in _shards(local):
+    for shard in _shards(local, keep):
       fetch(f'{folder}/{shard}')
   return local
 
 
-def from_hub(path: str) -> str:
+def from_hub(path: str, keep: Keep | None = None) -> str:
   """Return the local path of a model or a file of the Hugging Face Hub.
 
   The path is hf://USER/MODEL[@REVISION], for model.safetensors and its configs,
   or hf://USER/MODEL[@REVISION]/FILE. huggingface_hub downloads it to its cache
-  with its token. If that fails, raises UserError.
+  with its token, of an index the shards as `fetch`. If that fails, raises
+  UserError.
   """
   parts = path.removeprefix('hf://').strip('/').split('/', 2)
   name, _, revision = '/'.join(parts[:2]).partition('@')
   file = parts[2:]
-  names = [*file] or ['model.safetensors', 'model-*-of-*.safetensors']
+  names = [*file] or ['model.safetensors']
   names += [f'{pathlib.PurePath(name).with_suffix(".json")}' for name in file]
   names += ['*config.json', '*.safetensors.index.json']
   try:
     import huggingface_hub
 
-    folder = huggingface_hub.snapshot_download(
-      name, revision=revision or None, allow_patterns=names
+    download = functools.partial(
+      huggingface_hub.snapshot_download, name, revision=revision or None
     )
+    folder = download(allow_patterns=names)
+    index = pathlib.Path(folder, *(file or [f'model{_INDEX}']))
+    if index.name.endswith(_INDEX) and index.exists():
+      download(allow_patterns=_shards(index, keep))
   except Exception as e:  # of the package or of its HTTP client
     raise UserError(
       f'{path} cannot be downloaded: {e}\nExpected hf://USER/MODEL[@REVISION]'

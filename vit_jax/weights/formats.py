@@ -57,11 +57,14 @@ _WRAPPER = r'(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
 _CHUNK = r'(?<=\bblocks\.)\d+\.(?=\d+\.)'
 
 
-def find(path: PathLike | None, step: int | None = None) -> None:
+def find(
+  path: PathLike | None, step: int | None = None, prefix: str | None = None
+) -> None:
   """Raise ValueError if there are no weights; download remote files."""
-  _, source = _locate(path, step)
+  keep = _keep(prefix, [])
+  _, source = _locate(path, step, keep)
   if source is not None:
-    array_files.fetch(source)
+    array_files.fetch(source, keep=keep)
 
 
 def read(
@@ -96,8 +99,10 @@ def read(
   for name in ('grid', 'image_size', 'use_size', 'prefix'):
     if options.get(name, '') is None:
       del options[name]
+  notes: list[str] = []
+  keep = _keep(options.get('prefix'), notes)
   try:
-    directory, source = _locate(path, step)
+    directory, source = _locate(path, step, keep)
     if step is not None and source is not None:
       raise UserError(f'step={step} applies only to workdirs. Leave it out.')
     if directory is not None:
@@ -107,7 +112,7 @@ def read(
         weights.params = _fitting(params, weights)
       weights.step = int(directory.name)
     else:
-      weights = _read_file(source, trust, options, values)
+      weights = _read_file(source, trust, options, values, keep, notes)
     size = weights.image_shape[:2]
     if as_pair(options.get('image_size', size)) != size:
       raise UserError(
@@ -127,7 +132,7 @@ def read(
   return weights if values else dataclasses.replace(weights, params={})
 
 
-def _locate(path, step):
+def _locate(path, step, keep=None):
   """Return (directory of a checkpoint, None), or (None, path of a file)."""
   if path is None:
     raise UserError(
@@ -136,7 +141,7 @@ def _locate(path, step):
     )
   path = str(path)
   if path.startswith('hf://'):
-    path = array_files.from_hub(path)
+    path = array_files.from_hub(path, keep)
   elif path.startswith('package:'):
     path = array_files.from_package(path)
   if path.startswith(_WEB) or path.endswith(_ENDINGS):
@@ -162,22 +167,29 @@ def _locate(path, step):
   return directory, None
 
 
-def _read_file(source, trust, options, values):
-  arrays = array_files.read(array_files.fetch(source), values=values)
+def _read_file(source, trust, options, values, keep, notes):
   name = pathlib.PurePosixPath(source).with_suffix('.json').name
   is_torch = source.endswith(('.safetensors', '.json', '.onnx'))
   content = None if is_torch else _sibling(source, name)
-  if content and 'model' in content:
+  is_described = bool(content and 'model' in content)
+  keep = None if is_described else keep
+  local = array_files.fetch(source, keep=keep)
+  arrays = array_files.read(local, values=values, keep=keep)
+  if is_described:
     weights = _described(content, trust, options)
     if npz.recognise(arrays):
       arrays = family.again(npz.read, weights, arrays).params
     weights.params = _fitting(arrays, weights)
     return weights
-  arrays, notes = _unwrapped(arrays, options.pop('prefix', None))
-  for name, reader in _READERS.items():
+  options.pop('prefix', None)
+  config = _sibling(source, 'config.json') if is_torch else None
+  kind = (config or {}).get('model_type')
+  is_hf = kind and family.named(huggingface.FAMILIES, arrays, f'{kind}')
+  for name, reader in ({'hf': huggingface} if is_hf else _READERS).items():
     if reader.recognise(arrays):
-      file = 'open_clip_config' if name == 'original' else 'config'
-      settings = None if name == 'npz' else _sibling(source, f'{file}.json')
+      settings = None if name == 'npz' else config
+      if name == 'original':
+        settings = _sibling(source, 'open_clip_config.json')
       if name == 'hf' and settings is not None:
         more = _sibling(source, 'preprocessor_config.json')
         settings |= {'preprocessor_config': more}
@@ -186,6 +198,16 @@ def _read_file(source, trust, options, values):
     f'The file has the arrays {", ".join(sorted(arrays)[:8])}, .... This is '
     f'none of the known formats: {", ".join(FORMATS)}, big_vision.'
   )
+
+
+def _keep(prefix, notes):
+  """Return `keep` of `array_files.read`, for one model; it sets the notes."""
+
+  def keep(names):
+    found, notes[:] = _unwrapped(dict(zip(names, names)), prefix)
+    return found
+
+  return keep
 
 
 def _unwrapped(arrays, prefix):
@@ -203,6 +225,9 @@ def _unwrapped(arrays, prefix):
     )
   start = ''.join(found)
   used = {k: x[len(start) :] for k, x in names.items() if x.startswith(start)}
+  outer = start.removesuffix('encoder.')  # timm's, next to which is the head
+  heads = [f'{outer}head.weight', f'{outer}head.bias'] if outer != start else []
+  used |= {k: x[len(outer) :] for k, x in names.items() if x in heads}
   notes = [f'  {k}, ... read as {x}' for k, x in used.items() if k != x][:1]
   if spare := names.keys() - used.keys():
     notes.append(f'  {len(spare)} other arrays left out, such as {min(spare)}')

@@ -93,6 +93,7 @@ _TIMM = """
   resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit
   resnetv2_152x2_bit resnetv2_152x4_bit mixer_s32_224 mixer_s16_224
   mixer_b32_224 mixer_b16_224 mixer_l32_224 mixer_l16_224
+  deepseek_vit_412m qwen3_vit_88m qwen3_vit_306m qwen3_vit_416m
 """
 
 
@@ -220,6 +221,22 @@ def _timm_vit(family, size, patch, distilled, registers, siglip, gap):
   return out
 
 
+def _timm_vlm(size, encoder):
+  """Return settings of the encoders of Qwen, or of DeepSeek without a size."""
+  out = _vit({'88m': 'B', '416m': 'So400m'}.get(size, 'L'), 16 if size else 14)
+  pooling = {'target': f'{POOLING}.Mean', 'unit_norm': not encoder}
+  posemb = {'target': f'{ROTARY}.RotaryAxial', 'pairs_axis': -2}
+  if size:
+    pooling['norm'] = None
+    posemb['learned'] = {'target': 'vit_jax.models.posemb.Learned'}
+  else:
+    glu = {'target': 'vit_jax.models.dense.SwiGlu'}
+    biases = ('query', 'key', 'value', 'out')
+    block = {'target': BLOCK, 'norm': 'rms', 'mlp': glu, 'biases': biases}
+    out |= {'depth': 32, 'mlp_dim': 2816, 'block': block}
+  return out | {'pooling': pooling, 'posemb': posemb}
+
+
 _SIZE = f'(?P<size>{"|".join(SIZES)})'
 _PATCH = r'(?P<height>[1-9]\d*)(?:x(?P<width>[1-9]\d*))?'
 _DEPTHS = '|'.join(map(str, RESNET_STAGES))
@@ -238,5 +255,7 @@ _PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
   rf'(?P<gap>_gap)?{_PIXELS}': _timm_vit,
   rf'vit_{_TIMM_SIZE}_r{_RESNET}_s(?P<height>\d+)(?:_p8)?{_PIXELS}': _vit,
   rf'resnetv2_(?P<depth>{_DEPTHS}){_FACTOR}_bit': _resnet,
+  r'(?:deepseek_vit_412m|qwen3_vit_(?P<size>88m|306m|416m))'
+  r'(?P<encoder>_enc)?': _timm_vlm,
   rf'mixer_(?P<size>[sblh])(?P<patch>\d+){_PIXELS}': _mixer,
 }

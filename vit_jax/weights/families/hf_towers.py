@@ -116,35 +116,31 @@ _SPLIT = (
 )
 
 
-def _sized(weights, names, keys, gated=(), prefix='', *, whole=True):
+def _sized(weights, names, keys, gated=(), prefix='', number=int):
   """Return `hf_vit.write` with an mlp_ratio, by other keys for SwiGLU."""
-  model = weights.model
-  is_gated, width = isinstance(model.block.mlp, SwiGlu), model.width
+  model, width = weights.model, weights.model.width
+  is_gated = isinstance(model.block.mlp, SwiGlu)
   hidden = model.mlp_dim * 3 // 2 if is_gated else model.mlp_dim
-  ratios = 4, timm_vit.ratio(hidden, width)
-  sizes = [int(width * x) for x in ratios]
-  sizes = [(x * 2 // 3 + 7) // 8 * 8 for x in sizes] if is_gated else sizes
-  ratio = dict(zip(sizes[::-1], ratios[::-1])).get(model.mlp_dim, 0.5)
-  if whole and ratio % 1:
+  ratio = number(timm_vit.ratio(hidden, width))
+  made = int(width * ratio)
+  if model.mlp_dim != ((made * 2 // 3 + 7) // 8 * 8 if is_gated else made):
     raise UserError(f"transformers' {names[1]} has another mlp_dim.")
   keys = KeyMap(*gated, *keys.keys) if is_gated else keys
   arrays, config = hf_vit.write(weights, keys, *names, prefix)
-  more = {
-    'use_swiglu_ffn': is_gated,
-    'mlp_ratio': int(ratio) if whole else ratio,
-  }
-  return arrays, config | more
+  return arrays, config | {'use_swiglu_ffn': is_gated, 'mlp_ratio': ratio}
 
 
 def _write_dinov2(weights):
   count, mask = weights.model.pooling.num_registers, 'embeddings.mask_token'
   if getattr(weights.model.posemb, 'resize_method', '') == 'bilinear_antialias':
     names, mask = ('tipsv2_vision_model', 'Tipsv2VisionModel'), 'mask_token'
-    arrays, config = _sized(weights, names, _TIPS, _W12, whole=False)
+    arrays, config = _sized(weights, names, _TIPS, _W12, number=float)
   else:
     name, kind = ('_with_registers', 'WithRegisters') if count else ('', '')
     names = f'dinov2{name}', f'Dinov2{kind}Model'
-    arrays, config = _sized(weights, names, _DINOV2, _PACKED)
+    arrays, config = _sized(
+      weights, names, _DINOV2, _PACKED, number=lambda x: 4
+    )
   arrays[mask] = np.zeros((1, weights.model.width), np.float32)
   return arrays, config | {'num_register_tokens': count}
 
@@ -153,7 +149,7 @@ def _write_radio(weights):
   count = 1 + weights.model.pooling.num_registers
   names, prefix = ('radio', 'RadioModel'), 'radio_model.model.'
   keys = KeyMap(Key('row', 'cls_pos_embedding'), *_RADIO.keys)
-  arrays, config = _sized(weights, names, keys, _SPLIT, prefix, whole=False)
+  arrays, config = _sized(weights, names, keys, _SPLIT, prefix, float)
   name = f'{prefix}patch_generator.embedder.weight'
   shape = arrays[name].shape
   if shape[2] != shape[3] or arrays.pop(f'{prefix}row', np.ones(1)).any():
@@ -326,7 +322,7 @@ FAMILIES = (
     '(radio)?',
     r'patch_generator\.embedder\.weight',
     KeyMap(*_RADIO.keys, *_SPLIT),
-    {'block.mlp': Gelu('exact')},
+    {'block.mlp': Gelu('exact'), 'embedding.bias': False, 'pooling.norm': None},
     prefix=r'radio_model\.(model\.)?',
     unused=r'(radio_model\.)?(input_cond|summary_idxs).*|.*video_embedder.*',
     prepare=_unfold_radio,

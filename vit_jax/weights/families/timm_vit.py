@@ -153,7 +153,7 @@ def convolution(kernel: np.ndarray) -> np.ndarray:
   The frames of an image are equal.
   """
   if kernel.ndim == 5:
-    return np.float32(kernel.sum(axis=2, dtype=np.float64))
+    return kernel.sum(axis=2, dtype=np.float64).astype(np.float32)
   side = math.isqrt(kernel[0].size // 3)
   return kernel.reshape(-1, 3, side, side) if kernel.ndim == 2 else kernel
 
