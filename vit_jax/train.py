@@ -171,7 +171,7 @@ def train(
   evaluators_lib.check_best_metric(checkpoints.best_metric, evaluators)
   newest = saver.latest_step()
   if init_from and newest is None:
-    formats.find(init_from.path, init_from.step, init_from.prefix)
+    formats.find(init_from.path, init_from.step)
   if dry_run:
     if others := data.name_left_out():
       terminal.say(others)

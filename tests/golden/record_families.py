@@ -525,14 +525,6 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'hf_radio': hf_case(
     'RadioModel', max_img_size=12, other=(28, 12), back='equal', **ONE_SIDE
   ),
-  'hf_radio_swiglu': hf_case(
-    'RadioModel',
-    max_img_size=12,
-    num_registers=1,
-    use_swiglu_ffn=True,
-    **ONE_SIDE,
-    back='equal',
-  ),
   'hf_pixio': hf_case('PixioModel', n_cls_tokens=3, **RESIZED),
   'hf_mlcd': hf_case('MLCDVisionModel', other=(8, 20), **ONE_SIDE),
   'hf_vit_features': hf_case('ViTModel', pooler_output_size=20, **RESIZED),

@@ -242,9 +242,9 @@ class Mean(Pooling):
   unit_norm: bool = False
 
   def read(self, layout: Layout) -> slice:
-    if not self.registers:
-      return super().read(layout)
-    return slice(layout.prefix - layout.num_registers, layout.prefix)
+    end = layout.prefix
+    registers = slice(end - layout.num_registers, end)
+    return registers if self.registers else slice(end, None)
 
   def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
     x = super().__call__(module, tokens, layout).mean(axis=1)

@@ -83,10 +83,7 @@ def _read(path, values, used=None):
 
 
 def _shards(path, keep):
-  """Return the names of the shards in an index that have arrays to read.
-
-  They must be in its folder.
-  """
+  """Return an index's shards with arrays to keep, which are in its folder."""
   files = read_json(path).get('weight_map')
   names = {f'{x}' for x in files.values()} if isinstance(files, dict) else {''}
   if wrong := [x for x in names if not re.fullmatch(_SHARD, x)]:

@@ -108,20 +108,13 @@ def renamed(arrays: FlatParams, names: Mapping[str, str]) -> dict[str, Any]:
   return {new: arrays[old] for new, old in found.items()}
 
 
-def named(
-  families: Sequence[Family], arrays: FlatParams, name: str
-) -> Family | None:
-  """Return the Family of a file whose config has a name, if it is known."""
-  found = (x for x in families if re.fullmatch(x.pattern, name))
-  return next((x for x in found if x.recognises(arrays)), None)
-
-
 def find(families: Sequence[Family], arrays: FlatParams, name: str) -> Family:
   """Return the Family of a file."""
-  if found := named(families, arrays, name):
-    return found
-  is_known = any(re.fullmatch(x.pattern, name) for x in families)
-  known = 'such arrays' if is_known else f'{name!r}'
+  named = [x for x in families if re.fullmatch(x.pattern, name)]
+  for family in named:
+    if family.recognises(arrays):
+      return family
+  known = 'such arrays' if named else f'{name!r}'
   raise UserError(
     f'No family here reads {known}. (The file has {", ".join([*arrays][:4])}, '
     '...) Reasons for timm: `python -m vit_jax.tools.names refused`.'

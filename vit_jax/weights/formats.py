@@ -57,14 +57,11 @@ _WRAPPER = r'(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
 _CHUNK = r'(?<=\bblocks\.)\d+\.(?=\d+\.)'
 
 
-def find(
-  path: PathLike | None, step: int | None = None, prefix: str | None = None
-) -> None:
-  """Raise ValueError if there are no weights; download remote files."""
-  keep = _keep(prefix, [])
-  _, source = _locate(path, step, keep)
+def find(path: PathLike | None, step: int | None = None) -> None:
+  """Raise ValueError if there are no weights; download a remote file."""
+  _, source = _locate(path, step)
   if source is not None:
-    array_files.fetch(source, keep=keep)
+    array_files.fetch(source, keep=_nothing)
 
 
 def read(
@@ -100,7 +97,12 @@ def read(
     if options.get(name, '') is None:
       del options[name]
   notes: list[str] = []
-  keep = _keep(options.get('prefix'), notes)
+
+  def keep(names):
+    arrays = dict(zip(names, names))
+    found, notes[:] = _unwrapped(arrays, options.get('prefix'))
+    return found
+
   try:
     directory, source = _locate(path, step, keep)
     if step is not None and source is not None:
@@ -132,7 +134,12 @@ def read(
   return weights if values else dataclasses.replace(weights, params={})
 
 
-def _locate(path, step, keep=None):
+def _nothing(names):
+  """Return `keep` of `array_files.read` for no array, and so for no shard."""
+  return {}
+
+
+def _locate(path, step, keep=_nothing):
   """Return (directory of a checkpoint, None), or (None, path of a file)."""
   if path is None:
     raise UserError(
@@ -182,12 +189,12 @@ def _read_file(source, trust, options, values, keep, notes):
     weights.params = _fitting(arrays, weights)
     return weights
   options.pop('prefix', None)
-  config = _sibling(source, 'config.json') if is_torch else None
-  kind = (config or {}).get('model_type')
-  is_hf = kind and family.named(huggingface.FAMILIES, arrays, f'{kind}')
-  for name, reader in ({'hf': huggingface} if is_hf else _READERS).items():
+  is_npz = npz.recognise(arrays)
+  config = None if is_npz else _sibling(source, 'config.json')
+  first = {'hf': huggingface} if 'model_type' in (config or {}) else {}
+  for name, reader in (first | _READERS).items():
     if reader.recognise(arrays):
-      settings = None if name == 'npz' else config
+      settings = config
       if name == 'original':
         settings = _sibling(source, 'open_clip_config.json')
       if name == 'hf' and settings is not None:
@@ -198,16 +205,6 @@ def _read_file(source, trust, options, values, keep, notes):
     f'The file has the arrays {", ".join(sorted(arrays)[:8])}, .... This is '
     f'none of the known formats: {", ".join(FORMATS)}, big_vision.'
   )
-
-
-def _keep(prefix, notes):
-  """Return `keep` of `array_files.read`, for one model; it sets the notes."""
-
-  def keep(names):
-    found, notes[:] = _unwrapped(dict(zip(names, names)), prefix)
-    return found
-
-  return keep
 
 
 def _unwrapped(arrays, prefix):

@@ -102,6 +102,7 @@ _W12 = (
   *linear('blocks.{i}.mlp.w3', 'block_{i}/mlp/fc2'),
 )
 _RADIO = KeyMap(
+  Key('row', 'cls_pos_embedding'),  # is never written
   Key('patch_generator.cls_token.token', 'cls|registers', 'tokens'),
   Key('patch_generator.pos_embed', 'pos_embedding', 'table'),
   Key('patch_generator.embedder.weight', 'embedding/kernel', 'conv'),
@@ -109,14 +110,9 @@ _RADIO = KeyMap(
   *timm_vit.ROWS,
   Key('blocks.{i}.ls{n}.grandma', 'block_{i}/ls{n}'),
 )
-_SPLIT = (
-  *linear('blocks.{i}.mlp.gate_proj', 'block_{i}/mlp/gate'),
-  *linear('blocks.{i}.mlp.up_proj', 'block_{i}/mlp/fc1'),
-  *linear('blocks.{i}.mlp.down_proj', 'block_{i}/mlp/fc2'),
-)
 
 
-def _sized(weights, names, keys, gated=(), prefix='', number=int):
+def _sized(weights, names, keys, gated=(), number=int, prefix=''):
   """Return `hf_vit.write` with an mlp_ratio, by other keys for SwiGLU."""
   model, width = weights.model, weights.model.width
   is_gated = isinstance(model.block.mlp, SwiGlu)
@@ -131,49 +127,46 @@ def _sized(weights, names, keys, gated=(), prefix='', number=int):
 
 
 def _write_dinov2(weights):
-  count, mask = weights.model.pooling.num_registers, 'embeddings.mask_token'
-  if getattr(weights.model.posemb, 'resize_method', '') == 'bilinear_antialias':
+  posemb, mask = weights.model.posemb, 'embeddings.mask_token'
+  count = weights.model.pooling.num_registers
+  if getattr(posemb, 'resize_method', '') == 'bilinear_antialias':
     names, mask = ('tipsv2_vision_model', 'Tipsv2VisionModel'), 'mask_token'
     arrays, config = _sized(weights, names, _TIPS, _W12, number=float)
   else:
     name, kind = ('_with_registers', 'WithRegisters') if count else ('', '')
     names = f'dinov2{name}', f'Dinov2{kind}Model'
-    arrays, config = _sized(
-      weights, names, _DINOV2, _PACKED, number=lambda x: 4
-    )
+    arrays, config = _sized(weights, names, _DINOV2, _PACKED, lambda x: 4)
   arrays[mask] = np.zeros((1, weights.model.width), np.float32)
   return arrays, config | {'num_register_tokens': count}
 
 
 def _write_radio(weights):
-  count = 1 + weights.model.pooling.num_registers
-  names, prefix = ('radio', 'RadioModel'), 'radio_model.model.'
-  keys = KeyMap(Key('row', 'cls_pos_embedding'), *_RADIO.keys)
-  arrays, config = _sized(weights, names, keys, _SPLIT, prefix, float)
-  name = f'{prefix}patch_generator.embedder.weight'
-  shape = arrays[name].shape
-  if shape[2] != shape[3] or arrays.pop(f'{prefix}row', np.ones(1)).any():
-    raise UserError("transformers' C-RADIO has other patches or positions.")
-  arrays[name] = arrays[name].reshape(len(arrays[name]), -1)
+  names, inner = ('radio', 'RadioModel'), 'radio_model.model.'
+  arrays, config = _sized(weights, names, _RADIO, number=float, prefix=inner)
+  name = f'{inner}patch_generator.embedder.weight'
+  kernel, count = arrays[name], weights.model.pooling.num_registers
+  size, row = config['image_size'], arrays.pop(f'{inner}row', np.ones(1))
+  if (
+    np.ndim(size)
+    or kernel.shape[2] != kernel.shape[3]
+    or count < 2
+    or row.any()
+  ):
+    raise UserError("transformers' C-RADIO has other tokens and is square.")
+  arrays[name] = kernel.reshape(len(kernel), -1)
   *_, mean, std = image_configs.describe(dataclasses.replace(weights, notes=[]))
   for name, value in {'norm_mean': mean, 'norm_std': std}.items():
     array = np.float32(value).reshape(-1, 1, 1)
     arrays[f'radio_model.input_conditioner.{name}'] = array
     config[name] = value
-  return arrays, config | {
-    'max_img_size': config['image_size'],
-    'num_cls_tokens': min(count, 3),
-    'num_registers': max(count - 3, 0),
-    'summary_idxs': [0, 1][:count],
-  }
+  return arrays, config | {'max_img_size': size, 'num_registers': count - 2}
 
 
 def _write_pixio(weights):
-  arrays, config = _sized(weights, ('pixio', 'PixioModel'), _PIXIO)
-  count = weights.model.pooling.num_registers
   if not getattr(weights.model.posemb, 'registers', False):
     raise UserError("transformers' Pixio has positions of registers.")
-  return arrays, config | {'n_cls_tokens': count}
+  arrays, config = _sized(weights, ('pixio', 'PixioModel'), _PIXIO)
+  return arrays, config | {'n_cls_tokens': weights.model.pooling.num_registers}
 
 
 def _configure_mlcd(config, arrays):
@@ -215,17 +208,11 @@ def _write_tower(keys, name, weights):
   return arrays, config | {'projection_dim': weights.model.num_classes or 512}
 
 
-def _unfold(arrays, config):
-  """Return arrays with a convolution for patches of [height, width, RGB]."""
-  name = 'embeddings.patch_embedding.weight'
-  side = math.isqrt(arrays[name].shape[1] // 3)
-  kernel = arrays[name].reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
-  return arrays | {name: kernel}
-
-
-def _unfold_radio(arrays, config):
-  name = 'patch_generator.embedder.weight'
-  return arrays | {name: timm_vit.convolution(arrays[name])}
+def _unfold(name, axes, arrays, config):
+  """Return arrays with a convolution for rows of square patches, flattened."""
+  shape = [3, *2 * [math.isqrt(arrays[name].shape[1] // 3)]]
+  kernel = arrays[name].reshape(-1, *(shape[i - 1] for i in axes))
+  return arrays | {name: np.moveaxis(kernel, (1, 2, 3), axes)}
 
 
 _SCALED = PLAIN | {'block.mlp': Gelu('exact'), 'block.layerscale_init': 1.0}
@@ -305,7 +292,7 @@ FAMILIES = (
   dataclasses.replace(
     _SIGLIP_FAMILY,
     pattern='siglip2(_vision_model)?',
-    prepare=_unfold,
+    prepare=partial(_unfold, 'embeddings.patch_embedding.weight', (2, 3, 1)),
     posemb_resize='bilinear_antialias',
   ),
   _SIGLIP_FAMILY,
@@ -321,11 +308,12 @@ FAMILIES = (
   family(
     '(radio)?',
     r'patch_generator\.embedder\.weight',
-    KeyMap(*_RADIO.keys, *_SPLIT),
+    _RADIO,
     {'block.mlp': Gelu('exact'), 'embedding.bias': False, 'pooling.norm': None},
+    args={'use_swiglu_ffn': (False,)},
     prefix=r'radio_model\.(model\.)?',
     unused=r'(radio_model\.)?(input_cond|summary_idxs).*|.*video_embedder.*',
-    prepare=_unfold_radio,
+    prepare=partial(_unfold, 'patch_generator.embedder.weight', (1, 2, 3)),
     rows=((),),
     posemb_resize='bilinear_square',
     images=image_configs.OPENAI,

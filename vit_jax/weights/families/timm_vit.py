@@ -147,17 +147,6 @@ def sizes(weights: Weights) -> dict[str, Any]:
   }
 
 
-def convolution(kernel: np.ndarray) -> np.ndarray:
-  """Return a kernel of RGB patches [D, 3 h w] or [D, 3, frames, h, w] in 2-D.
-
-  The frames of an image are equal.
-  """
-  if kernel.ndim == 5:
-    return kernel.sum(axis=2, dtype=np.float64).astype(np.float32)
-  side = math.isqrt(kernel[0].size // 3)
-  return kernel.reshape(-1, 3, side, side) if kernel.ndim == 2 else kernel
-
-
 def write(weights: Weights) -> tuple[FlatParams, Any]:
   """Return (arrays, (architecture, model_args)) for timm.create_model."""
   model, params = weights.model, dict(weights.params)

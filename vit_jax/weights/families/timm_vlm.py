@@ -5,7 +5,9 @@ the mean, which timm's classifiers normalise. Projectors to the LLM are left
 out, and so are heads that read them. Files of LLMs are only read.
 """
 
-import dataclasses
+import math
+
+import numpy as np
 
 from vit_jax.models.dense import Gelu
 from vit_jax.models.pooling import Mean
@@ -50,8 +52,12 @@ def _configure(config, arrays):
 def _prepare(arrays, config):
   """Return arrays without a prefix, and kernels of patches of one image."""
   arrays = {k.removeprefix('encoder.'): x for k, x in arrays.items()}
-  kernel = timm_vit.convolution(arrays['patch_embed.proj.weight'])
-  return arrays | {'patch_embed.proj.weight': kernel}
+  kernel = arrays['patch_embed.proj.weight']
+  if kernel.ndim == 5:  # of frames, which are equal in an image
+    kernel = np.sum(kernel, axis=2, dtype=np.float64).astype(np.float32)
+  side = math.isqrt(kernel[0].size // 3)
+  shape = kernel.shape if kernel.ndim == 4 else (-1, 3, side, side)
+  return arrays | {'patch_embed.proj.weight': kernel.reshape(shape)}
 
 
 def _write(weights):
@@ -74,32 +80,29 @@ def _write(weights):
   return {parts[k] + k: x for k, x in arrays.items()}, (name, args)
 
 
-_BASE = Family(
-  '',
-  r'blocks\.0\.mlp\.linear_fc1\.weight',
-  _QWEN,
-  fields={'block.mlp': Gelu()},
-  configure=_configure,
-  heads={768: 12, 1024: 16, 1152: 16},
-  args={'encoder_pool': ('',), 'act_layer': (None, 'gelu_tanh')},
-  unused=_UNUSED,
-  prepare=_prepare,
-  images={'mean': (0.5,) * 3, 'std': (0.5,) * 3, 'crop_pct': 1.0, 'grid': 39},
-)
-_TIMM = dataclasses.replace(
-  _BASE, anchor=r'(encoder\.)?blocks\.0\.attn\.qkv\.weight', write=_write
-)
+def _family(pattern, anchor, keys, unused=_UNUSED, write=None):
+  return Family(
+    pattern,
+    anchor,
+    keys,
+    fields={'block.mlp': Gelu()},
+    configure=_configure,
+    heads={768: 12, 1024: 16, 1152: 16},
+    args={'encoder_pool': ('',), 'act_layer': (None, 'gelu_tanh')},
+    unused=unused,
+    prepare=_prepare,
+    images={'mean': (0.5,) * 3, 'std': (0.5,) * 3, 'crop_pct': 1.0, 'grid': 39},
+    write=write,
+  )
+
+
+_ANCHOR = r'(encoder\.)?blocks\.0\.attn\.qkv\.weight'
+_NO_HEAD = rf'{_UNUSED}|head\..*'
 FAMILIES = (
-  _BASE,
-  dataclasses.replace(
-    _BASE, anchor=r'blocks\.0\.attn\.wqkv\.weight', keys=_DEEPSEEK
-  ),
-  *(
-    dataclasses.replace(_TIMM, pattern=name + suffix, keys=keys, unused=unused)
-    for name, keys in (('qwen3_vit_', _QWEN), ('deepseek_vit_', _DEEPSEEK))
-    for suffix, unused in (
-      ('[^_]*(_enc)?', _UNUSED),
-      ('.*(align|merge)', rf'{_UNUSED}|head\..*'),
-    )
-  ),
+  _family('', r'blocks\.0\.mlp\.linear_fc1\.weight', _QWEN),
+  _family('', r'blocks\.0\.attn\.wqkv\.weight', _DEEPSEEK),
+  _family('qwen3_vit_[^_]*(_enc)?', _ANCHOR, _QWEN, write=_write),
+  _family('deepseek_vit_[^_]*(_enc)?', _ANCHOR, _DEEPSEEK),
+  _family('qwen3_vit_.*_merge', _ANCHOR, _QWEN, _NO_HEAD),
+  _family('deepseek_vit_.*_align', _ANCHOR, _DEEPSEEK, _NO_HEAD),
 )
