@@ -112,6 +112,9 @@ def test_shards(tmp_path):
   expected = {k: x for k, x in FILE.items() if k in index}
   assert same(array_files.read(path), expected)
   assert array_files.read(path, values=False).keys() == expected.keys()
+  (tmp_path / 'a.safetensors').unlink()  # and is not opened
+  found = array_files.read(path, keep=lambda names: {'new': 'a/b/kernel'})
+  assert same(found, {'new': FILE['a/b/kernel']})
 
 
 @pytest.mark.parametrize(
@@ -247,11 +250,13 @@ def test_a_file_is_downloaded_once(server):
 
 
 def test_an_index_brings_its_shards(server):
-  folder, url, _ = server
+  folder, url, requests = server
   write(folder / 'a.safetensors', {'x': np.ones(2, np.float32)})
   index = {'weight_map': {'x': 'a.safetensors'}}
   name = 'model.safetensors.index.json'
   (folder / name).write_text(json.dumps(index))
+  array_files.fetch(f'{url}/{name}', keep=lambda names: {})
+  assert not any('/a.safetensors' in x for x in requests)
   assert array_files.read(array_files.fetch(f'{url}/{name}'))['x'].shape == (2,)
 
 

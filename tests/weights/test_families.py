@@ -13,7 +13,7 @@ from small import equal
 from vit_jax import pretrained
 from vit_jax.models.dense import Normalize
 from vit_jax.types import UserError
-from vit_jax.weights import array_files, formats, original, timm
+from vit_jax.weights import array_files, bundle, formats, original, timm
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 
@@ -28,11 +28,11 @@ def load(name):
 CASES = sorted(path.stem for path in GOLDEN.glob('families/*.npz'))
 # Together they run each line that reads, builds or writes a family.
 BY_DAY = """
-  hf_beit hf_clip hf_data2vec hf_deit_features hf_dinov2 hf_dinov3 hf_msn
+  hf_beit hf_clip hf_dinov2 hf_dinov3 hf_mlcd hf_pixio
   hf_siglip2_naflex hf_vit_features original_clip original_dinov3
-  original_vit5 timm_aimv2 timm_beit timm_beit3 timm_clip_quick timm_deit
-  timm_eva02_clip timm_pe_core timm_post_norm timm_radio_corners
-  timm_registers timm_rms timm_rope_mixed_ape
+  original_vit5 timm_aimv2 timm_beit timm_beit3 timm_clip_quick timm_deepseek
+  timm_deit timm_eva02_clip timm_pe_core timm_post_norm timm_qwen3_shard
+  timm_radio_corners timm_registers timm_rope_mixed_ape
 """
 
 
@@ -167,6 +167,68 @@ def test_names_that_become_one_are_refused(name, at, new, said, tmp_path):
   released(name, tmp_path, lambda x: re.sub(at, new, x))
   with pytest.raises(UserError, match=f'{said}.* would both be read as '):
     formats.read(tmp_path, **BARE)
+
+
+LLM = {'lm_head.weight': 1, 'norm.weight': 1, 'layers.0.attn.wo.weight': 2}
+
+
+@pytest.mark.parametrize(
+  'name, prefix, config',
+  [
+    ('timm_qwen3_shard', 'model.visual.', {'vision_config': {'num_heads': 3}}),
+    ('timm_qwen3_shard', 'vlm.model.visual.', None),
+    ('timm_deepseek_shard', 'vision.', {'num_attention_heads': 64}),
+  ],
+)
+def test_one_shard_of_an_llm_is_enough(name, prefix, config, tmp_path):
+  _, about, arrays = load(name)
+  arrays = {prefix + k: x for k, x in arrays.items()}
+  more = {k: np.ones([8] * n, np.float32) for k, n in LLM.items()}
+  array_files.write(tmp_path / 'b.safetensors', arrays | more)
+  index = dict.fromkeys(arrays | more, 'b.safetensors')
+  index |= {'layers.1.attn.wo.weight': 'a.safetensors'}  # there is no such file
+  path = tmp_path / 'model.safetensors.index.json'
+  path.write_text(json.dumps({'weight_map': index}))
+  if config:
+    config |= {'model_type': 'llm', 'rms_norm_eps': 1e-5}
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+  given = {} if config and 'vision_config' in config else {'num_heads': 3}
+  weights = formats.read(tmp_path, **given)
+  alone = family_cases.FORMATS['timm'].read(
+    {k.removeprefix(prefix): x for k, x in arrays.items()},
+    about['config'],
+    num_heads=3,
+  )
+  assert equal(weights.params, alone.params) and weights.model == alone.model
+  assert weights.preprocess == Normalize() and '3 other' in weights.notes[1]
+  if given:
+    with pytest.raises(UserError, match='the number of heads'):
+      formats.read(tmp_path)
+  # timm names the arrays otherwise, and the patches are a convolution.
+  written, texts = timm.write(weights)
+  again = timm.read(written, texts['config.json'])
+  assert equal(again.params, weights.params)
+  assert not bundle.differences(again.model, weights.model)
+
+
+def test_the_head_next_to_an_encoder_is_found(tmp_path):
+  config = released('timm_qwen3', tmp_path, 'module.{}'.format)
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  assert formats.read(tmp_path).model.num_classes == 5
+
+
+def test_pixels_of_c_radio_are_normalised_as_its_config_says(tmp_path):
+  config = released('hf_radio', tmp_path) | {'norm_mean': [0.5, 0.25, 0.5]}
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  name = 'preprocessor_config.json'
+  (tmp_path / name).write_text(json.dumps({'do_normalize': False, 'size': 12}))
+  weights = formats.read(tmp_path)
+  assert weights.preprocess.mean == (127.5, 63.75, 127.5)
+  formats.write(weights, tmp_path / 'hf', 'hf')
+  arrays = array_files.read(tmp_path / 'hf' / 'model.safetensors')
+  assert arrays['radio_model.input_conditioner.norm_mean'][1] == 0.25
+  assert arrays['radio_model.summary_idxs'].dtype == np.int64
+  assert formats.read(tmp_path / 'hf').preprocess == weights.preprocess
 
 
 @pytest.mark.parametrize('name', ['head.fc.', 'classifier.0.', 'fc.'])

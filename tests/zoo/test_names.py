@@ -68,6 +68,21 @@ def test_distilled_models_are_as_large_as_those_of_timm(name, expected):
   assert count(names.create(name, num_classes=1000)) == expected
 
 
+@pytest.mark.parametrize(
+  'name, size, expected',
+  [
+    ('deepseek_vit_412m', 546, 412_867_560),
+    ('qwen3_vit_88m', 768, 88_183_528),
+    ('qwen3_vit_306m', 768, 306_481_128),
+    ('qwen3_vit_416m.qwen3_8_27b', 768, 416_159_704),
+  ],
+)
+def test_encoders_of_llms_are_as_large_as_those_of_timm(name, size, expected):
+  assert count(names.create(name, num_classes=1000), size) == expected
+  encoder = names.create(name.split('.')[0] + '_enc')
+  assert not encoder.pooling.unit_norm and encoder.posemb.pairs_axis == -2
+
+
 # One name of those that differ in the size of images, or in nothing.
 ONE_OF_ALL = {str(names.settings(x)): x for x in SIZES}.values()
 
@@ -218,6 +233,11 @@ def test_published_weights_and_refused_models(capsys, text, row):
     ('timm/vit_pe_lang_large_patch14_448', 'apache-2.0'),
     ('timm/vit_base_patch16_dinov3_qkvb.eupe_lvd1689m', 'fair-noncommercial'),
     ('facebook/vit-mae-base', 'cc-by-nc-4.0'),
+    ('Qwen/Qwen3-VL-4B-Instruct', 'apache-2.0'),
+    ('Qwen/Qwen3.8-Flash-Next', 'qwen-community'),
+    ('timm/qwen3_vit_416m.qwen3_8_flash_next', 'qwen-community'),
+    ('deepseek-ai/DeepSeek-V4.1-Flash', 'mit'),
+    ('facebook/pixio-vith16', 'fair-noncommercial'),
     ('timm/vit_base_patch16_224.mae', 'cc-by-nc-4.0'),
     ('somebody/grounding-dino', None),
   ],

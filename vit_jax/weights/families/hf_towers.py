@@ -154,6 +154,7 @@ def _write_radio(weights):
   ):
     raise UserError("transformers' C-RADIO has other tokens and is square.")
   arrays[name] = kernel.reshape(len(kernel), -1)
+  arrays['radio_model.summary_idxs'] = np.arange(2)
   *_, mean, std = image_configs.describe(dataclasses.replace(weights, notes=[]))
   for name, value in {'norm_mean': mean, 'norm_std': std}.items():
     array = np.float32(value).reshape(-1, 1, 1)
