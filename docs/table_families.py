@@ -30,6 +30,22 @@ name of a case begins with the form of its files.
 | case | model | written |
 |---|---|---|"""
 REFUSED = """
+## What is pooled
+
+| files | `pooled` |
+|---|---|
+| DeepSeek and Qwen: shards of an LLM, and timm's `_enc` | mean over patches; \
+Qwen has no final norm |
+| timm's classifiers of these | this mean, normalised without scale and bias |
+| C-RADIO | first class token, without a norm, as in timm; `summary` of \
+transformers has the first two, `tokens[:, :2]` |
+| TIPSv2 | class token; the second class token is the register |
+| Pixio | mean over its eight class tokens, which are registers here |
+| MLCD | class token; the final norm is applied to patches, too |
+
+Projectors to an LLM are left out. The table of C-RADIO is for images of 2,048
+px: give a smaller `image_size`. DeepSeek has none and gets images of 546 px.
+
 ## Not supported
 
 These ViTs of timm are refused; `python -m vit_jax.tools.names refused` prints

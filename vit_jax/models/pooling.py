@@ -153,15 +153,12 @@ class Pooling:
     self, module: nn.Module, posemb: PositionEmbedding, layout: Layout
   ) -> list[Array]:
     """Return the tokens before the patches, each float32 [1, ., D]."""
-    names = ['cls'] * layout.class_token + ['dist'] * layout.distillation_token
+    counts = layout.class_token, layout.distillation_token, layout.num_registers
     found = []
-    for name in names:
-      token = module.param(name, INIT[name], (1, 1, module.width))
-      found.append(posemb.add_to_token(module, name, token))
-    if layout.num_registers:
-      shape = (1, layout.num_registers, module.width)
-      token = module.param('registers', INIT['registers'], shape)
-      found.append(posemb.add_to_token(module, 'registers', token))
+    for name, count in zip(('cls', 'dist', 'registers'), counts):
+      if count:
+        token = module.param(name, INIT[name], (1, int(count), module.width))
+        found.append(posemb.add_to_token(module, name, token))
     return found
 
   def read(self, layout: Layout) -> slice:
