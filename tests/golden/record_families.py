@@ -402,9 +402,6 @@ CASES = {  # name: function of the seed -> (about, outputs)
   ),
   'original_vit5': vit5_case,
   'timm_deepseek': timm_case('deepseek_vit_412m', other=OTHER),
-  'timm_deepseek_enc': timm_case(
-    'deepseek_vit_412m_enc', back='', out_features=5
-  ),
   'timm_qwen3': timm_case('qwen3_vit_88m', img_size=(12, 6), **TABLE),
   'timm_qwen3_enc': timm_case(
     'qwen3_vit_306m_enc', img_size=(12, 6), out_features=5, back='', **TABLE

@@ -61,7 +61,7 @@ def find(path: PathLike | None, step: int | None = None) -> None:
   """Raise ValueError if there are no weights; download a remote file."""
   _, source = _locate(path, step)
   if source is not None:
-    array_files.fetch(source, keep=_nothing)
+    array_files.fetch(source, keep=lambda names: {})  # but no shard
 
 
 def read(
@@ -134,12 +134,7 @@ def read(
   return weights if values else dataclasses.replace(weights, params={})
 
 
-def _nothing(names):
-  """Return `keep` of `array_files.read` for no array, and so for no shard."""
-  return {}
-
-
-def _locate(path, step, keep=_nothing):
+def _locate(path, step, keep=lambda names: {}):
   """Return (directory of a checkpoint, None), or (None, path of a file)."""
   if path is None:
     raise UserError(

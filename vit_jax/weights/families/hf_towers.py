@@ -131,7 +131,7 @@ def _write_dinov2(weights):
   count = weights.model.pooling.num_registers
   if getattr(posemb, 'resize_method', '') == 'bilinear_antialias':
     names, mask = ('tipsv2_vision_model', 'Tipsv2VisionModel'), 'mask_token'
-    arrays, config = _sized(weights, names, _TIPS, _W12, number=float)
+    arrays, config = _sized(weights, names, _TIPS, _W12, float)
   else:
     name, kind = ('_with_registers', 'WithRegisters') if count else ('', '')
     names = f'dinov2{name}', f'Dinov2{kind}Model'
@@ -142,16 +142,11 @@ def _write_dinov2(weights):
 
 def _write_radio(weights):
   names, inner = ('radio', 'RadioModel'), 'radio_model.model.'
-  arrays, config = _sized(weights, names, _RADIO, number=float, prefix=inner)
+  arrays, config = _sized(weights, names, _RADIO, (), float, inner)
   name = f'{inner}patch_generator.embedder.weight'
   kernel, count = arrays[name], weights.model.pooling.num_registers
   size, row = config['image_size'], arrays.pop(f'{inner}row', np.ones(1))
-  if (
-    np.ndim(size)
-    or kernel.shape[2] != kernel.shape[3]
-    or count < 2
-    or row.any()
-  ):
+  if list in (type(size), type(config['patch_size'])) or count < 2 or row.any():
     raise UserError("transformers' C-RADIO has other tokens and is square.")
   arrays[name] = kernel.reshape(len(kernel), -1)
   arrays['radio_model.summary_idxs'] = np.arange(2)
@@ -164,8 +159,6 @@ def _write_radio(weights):
 
 
 def _write_pixio(weights):
-  if not getattr(weights.model.posemb, 'registers', False):
-    raise UserError("transformers' Pixio has positions of registers.")
   arrays, config = _sized(weights, ('pixio', 'PixioModel'), _PIXIO)
   return arrays, config | {'n_cls_tokens': weights.model.pooling.num_registers}
 
@@ -182,9 +175,8 @@ def _configure_mlcd(config, arrays):
 def _write_mlcd(weights):
   names = 'mlcd_vision_model', 'MLCDVisionModel'
   arrays, config = hf_vit.write(weights, _MLCD, *names)
-  theta = getattr(weights.model.posemb, 'temperature', 0)
-  config['rope_parameters'] = {'rope_type': 'axial', 'rope_theta': theta}
-  return arrays, config
+  rope = {'rope_theta': getattr(weights.model.posemb, 'temperature', 0)}
+  return arrays, config | {'rope_parameters': rope | {'rope_type': 'axial'}}
 
 
 def _write_dinov3(weights):

@@ -33,19 +33,19 @@ _UNUSED = r'(encoder\.)?((deepstack_)?merger(_list)?|aligner|rotary_.*)\..*'
 
 
 def _configure(config, arrays):
-  name, own = config.get('architecture', '_enc'), config.get('vision_config')
-  own = own or {'rope_parameters': None}  # fields of an LLM are not the tower's
+  name, own = config.get('architecture', ''), config.get('vision_config') or {}
+  args = config if name else {}  # or of an LLM
+  rope = {'rope_theta': args.get('rope_temperature', 10_000.0)}
   heads = own.get('num_attention_heads', (config | own).get('num_heads'))
-  if heads is None and 'architecture' in config:
+  if name and heads is None:
     heads = 12 if '_88m' in name else 16
-  rope = own.get('rope_parameters') or {}
-  theta = rope.get('rope_theta', config.get('rope_temperature', 10_000.0))
   learned = Learned() if {'pos_embed', 'pos_embed.weight'} & {*arrays} else None
-  is_normed = '_enc' not in name and config.get('final_norm', True)
+  theta = (own.get('rope_parameters') or rope)['rope_theta']
+  is_normed = name and '_enc' not in name and config.get('final_norm', True)
   return ({'num_heads': heads} if heads else {}) | {
     'posemb': RotaryAxial(learned, theta, pairs_axis=-2),
-    'block.norm_eps': config.get('norm_eps', 1e-6),
-    'pooling': Mean(unit_norm=is_normed),
+    'block.norm_eps': args.get('norm_eps', 1e-6),
+    'pooling': Mean(unit_norm=bool(is_normed)),
   }
 
 
@@ -70,7 +70,7 @@ def _write(weights):
   gh, gw = model.embedding.grid(weights.image_shape)
   count = (12 if is_qwen else 8) * model.depth + 3 + 2 * bool(model.num_classes)
   if len(arrays) != count or (is_qwen and gh != gw):
-    raise UserError("timm's DeepSeek and Qwen have other arrays.")
+    raise UserError("timm's DeepSeek and Qwen have other, square, arrays.")
   args |= {'pos_embed_grid_size': gh} if is_qwen else {}
   name = 'qwen3_vit_416m' if is_qwen else 'deepseek_vit_412m'
   if not (is_normed or model.num_classes):
