@@ -41,7 +41,7 @@ def equal(a, b):
   """Whether two {name: array} have the same names, shapes, types and bits."""
   assert a.keys() == b.keys(), sorted(a.keys() ^ b.keys())
   for name in a:
-    assert a[name].dtype == b[name].dtype == np.float32, name
+    assert a[name].dtype == b[name].dtype in (np.float32, np.int64), name
     assert a[name].shape == b[name].shape, name
     assert a[name].tobytes() == b[name].tobytes(), name
   return True

@@ -85,11 +85,10 @@ def test_a_model_of_the_hub_by_its_name(hub):
   index = {'weight_map': {'any': 'model-1-of-1.safetensors'}}
   (hub / 'model.safetensors.index.json').write_text(json.dumps(index))
   assert load(name)[0].num_classes == 5
-  index['weight_map'] = {
-    'model.visual.patch_embed.proj.weight': 'model-1-of-1.safetensors',
-    'model.visual.blocks.0.mlp.linear_fc1.weight': 'model-1-of-1.safetensors',
-    'lm_head.weight': 'is_not_there.safetensors',
-  }
+  parts = 'patch_embed.proj', 'blocks.0.mlp.linear_fc1'
+  for part in parts:  # of an image encoder
+    index['weight_map'][f'a.{part}.weight'] = index['weight_map']['any']
+  index['weight_map']['any'] = 'is_not_there.safetensors'
   (hub / 'model.safetensors.index.json').write_text(json.dumps(index))
   assert load(name)[0].num_classes == 5
 

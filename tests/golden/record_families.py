@@ -216,6 +216,8 @@ dinov3_original = renamed(
   **{f'blocks__{i}__attn__qkv__bias_mask': [72] for i in range(2)},
   **_DINO,
 )
+_DEEPSEEK = ('attn.qkv', 'attn.wqkv'), ('attn.proj', 'attn.wo')
+_DEEPSEEK += ((r'(blocks.*)fc(\d)', r'\1w\2'),)
 _RESBLOCKS = (
   ('patch_embed.proj', 'conv1'),
   ('norm_pre', 'ln_pre'),
@@ -326,6 +328,7 @@ def hf_case(kind, *, other=None, back='same', **fields):
         lambda x: forward(x, interpolate_pos_encoding=True), (*other, channels)
       )['tokens']
     about = {'format': 'hf', 'config': about, 'image': image}
+    found |= {f'buffer/{k}': x for k, x in kept.items()}
     return about | {'shapes': shapes, 'other': other, 'back': back}, found
 
   return make
@@ -409,12 +412,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_qwen3_shard': qwen_case,
   'timm_deepseek_shard': original_case(
     'deepseek_vit_412m_enc',
-    renamed(
-      ('attn.qkv', 'attn.wqkv'),
-      ('attn.proj', 'attn.wo'),
-      (r'(blocks.*)fc(\d)', r'\1w\2'),
-      patch_embed__proj__weight=[24, 48],
-    ),
+    renamed(*_DEEPSEEK, patch_embed__proj__weight=[24, 48]),
     format='timm',
     **{'patch_size': 4, 'out_features': 5, 'global_pool': ''},
   ),
@@ -520,7 +518,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
     'Tipsv2VisionModel', back='equal', use_swiglu_ffn=True, **ONE_SIDE
   ),
   'hf_radio': hf_case(
-    'RadioModel', max_img_size=12, other=(28, 12), back='equal', **ONE_SIDE
+    'RadioModel', max_img_size=12, other=(28, 12), **ONE_SIDE
   ),
   'hf_pixio': hf_case('PixioModel', n_cls_tokens=3, **RESIZED),
   'hf_mlcd': hf_case('MLCDVisionModel', other=(8, 20), **ONE_SIDE),
