@@ -69,7 +69,7 @@ def _read(path, values, used=None):
       return dict(_safetensors(path, values, used))
     if head[:1] == b'\x08':  # the version, first in the protobuf
       found = onnx_files.read(path, values)
-      return {name: _float32(array) for name, array in found.items()}
+      return {name: float32(array) for name, array in found.items()}
     raise UserError(
       _PICKLE
       if head[:1] == b'\x80'
@@ -102,7 +102,7 @@ def _npz(path, values):
       raise UserError(_PICKLE)
     for name in file:
       if values:
-        yield name, _float32(file[name])
+        yield name, float32(file[name])
       else:
         with file.zip.open(f'{name}.npy') as stream:
           np.lib.format.read_magic(stream)
@@ -124,14 +124,14 @@ def _safetensors(path, values, used):
         array = np.frombuffer(raw[name]['data'], _FLOAT8[dtype])
         yield name, array.astype(np.float32).reshape(shape)
       else:
-        yield name, _float32(file.get_tensor(name))
+        yield name, float32(file.get_tensor(name))
 
 
 def _blank(shape):
   return np.broadcast_to(np.float32(0), tuple(shape))
 
 
-def _float32(array):
+def float32(array: Any) -> Any:
   """Return float32 for floats of any width, other arrays as they are."""
   if array.dtype == np.dtype('V2'):  # how numpy stores a bfloat16
     array = array.view(ml_dtypes.bfloat16)

@@ -320,10 +320,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
       raise UserError(
         f'{format} cannot hold this model. {e} Use --format=vit_jax instead.'
       ) from e
-    arrays = {
-      k: v if v.dtype.kind == 'i' else np.asarray(v, np.float32)
-      for k, v in arrays.items()
-    }
+    arrays = {k: array_files.float32(v) for k, v in arrays.items()}
   path = epath.Path(path)
   if format in NPZ_FORMATS:
     folder, file = path.parent, path
