@@ -5,6 +5,7 @@ the mean, which timm's classifiers normalise. Projectors to the LLM are left
 out, and so are heads that read them. Files of LLMs are only read.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -80,22 +81,16 @@ def _write(weights):
   return {parts[k] + k: x for k, x in arrays.items()}, (name, args)
 
 
-def _family(pattern, anchor, keys, unused=_UNUSED, write=None):
-  return Family(
-    pattern,
-    anchor,
-    keys,
-    fields={'block.mlp': Gelu()},
-    configure=_configure,
-    heads={768: 12, 1024: 16, 1152: 16},
-    args={'encoder_pool': ('',), 'act_layer': (None, 'gelu_tanh')},
-    unused=unused,
-    prepare=_prepare,
-    images={'mean': (0.5,) * 3, 'std': (0.5,) * 3, 'crop_pct': 1.0, 'grid': 39},
-    write=write,
-  )
-
-
+_family = functools.partial(  # (pattern, anchor, keys, ...)
+  Family,
+  fields={'block.mlp': Gelu()},
+  configure=_configure,
+  heads={768: 12, 1024: 16, 1152: 16},
+  args={'encoder_pool': ('',), 'act_layer': (None, 'gelu_tanh')},
+  unused=_UNUSED,
+  prepare=_prepare,
+  images={'mean': (0.5,) * 3, 'std': (0.5,) * 3, 'crop_pct': 1.0, 'grid': 39},
+)
 _ANCHOR = r'(encoder\.)?blocks\.0\.attn\.qkv\.weight'
 _NO_HEAD = rf'{_UNUSED}|head\..*'
 FAMILIES = (
@@ -103,6 +98,6 @@ FAMILIES = (
   _family('', r'blocks\.0\.attn\.wqkv\.weight', _DEEPSEEK),
   _family('qwen3_vit_[^_]*(_enc)?', _ANCHOR, _QWEN, write=_write),
   _family('deepseek_vit_[^_]*(_enc)?', _ANCHOR, _DEEPSEEK),
-  _family('qwen3_vit_.*_merge', _ANCHOR, _QWEN, _NO_HEAD),
-  _family('deepseek_vit_.*_align', _ANCHOR, _DEEPSEEK, _NO_HEAD),
+  _family('qwen3_vit_.*_merge', _ANCHOR, _QWEN, unused=_NO_HEAD),
+  _family('deepseek_vit_.*_align', _ANCHOR, _DEEPSEEK, unused=_NO_HEAD),
 )
