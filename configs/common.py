@@ -72,7 +72,7 @@ def tiny(config):
   for part in every_data(config.data, *(x.data for x in config.evals.values())):
     part.batch_size = 16
     for each in part.transforms if 'image_size' not in part else ():
-      for key in {'size', 'local_size'}.intersection(each):
+      for key in {'size', 'local_size', 'patch_size'}.intersection(each):
         each[key] //= factor
   for total in {'total_epochs', 'total_examples'}.intersection(config):
     del config[total]
@@ -183,7 +183,8 @@ def figure(*panels, **fields):
 
 def data(source, transforms, *, batch_size):
   """Return the data of a run or an evaluator; `batch_size` is global."""
-  transforms = [dict(x) for x in transforms]
+  if not isinstance(transforms, dict):
+    transforms = [dict(x) for x in transforms]
   return {'source': source, 'transforms': transforms, 'batch_size': batch_size}
 
 

@@ -29,6 +29,8 @@ Arguments (separated by commas; the first of a list is the default):
   size=384   pixels; 518 for H/14 (384 does not divide into its patches); 224
              for Mixers, as in the released code. With from_weights these are
              for weights of 224 px, see pretrained.finetuning_size
+  max_patches=N   instead of a size: images keep their aspect ratio, and have
+             up to N patches; for from_weights
   polyak     EMA of the parameters with decay 0.9999, and for L/16 by name
              size=512: the ImageNet numbers of table 2
   inception  crops as in the released code: inception crop and flip; test images
@@ -135,6 +137,7 @@ def get_config(argument=''):
     mode=('final', 'dev'),
     lr=float,
     size=int,
+    max_patches=int,
     crop=CROPS,
     steps=int,
     epochs=float,
@@ -148,6 +151,11 @@ def get_config(argument=''):
   train_images, test_images = transforms(args)
   of_weights = args.model == 'from_weights'
   config.model = model(config, args)
+  if args.max_patches:
+    config.model.keep_aspect = True
+    test_images = follow(config, 'keep_aspect')
+    test_images['max_patches'] = args.max_patches
+    train_images = test_images | {'area': (0.05, 1.0)}
   if args.polyak:
     config.ema = {'decay': 0.9999}
   # 512 is table 4's. A folder of weights of any size may be small.
@@ -177,7 +185,8 @@ def get_config(argument=''):
   if args.v2:
     images = {'name': 'imagenet_v2/matched-frequency', 'split': 'test'}
     config.evals.dev.data.source.update(images)
-  follow_weights(config, args, size=default_size(args) != 128)
+  has_size = not args.max_patches and default_size(args) != 128
+  follow_weights(config, args, size=has_size)
   if of_weights and args.data == 'folder':  # others are not antialiased
     for part in (config, *config.evals.values()):
       part.data.interpolation = follow(config, 'interpolation')
@@ -206,6 +215,7 @@ def check(args):
     'polyak': args.polyak and args.augreg,
     'adam': args.adam and (args.bit or args.augreg),
     args.crop: args.crop != CROPS[0] and (args.bit or args.data == 'kitti'),
+    'max_patches': args.max_patches and args.model != 'from_weights',
   }
   for word in filter(unused.get, unused):
     raise ValueError(

@@ -12,6 +12,8 @@ Arguments (separated by commas; the first of a list is the default):
              some ten thousand images, which cannot be converted to timm, but to
              StableHLO; or one of MODELS of finetune.py
   size=160   pixels, a multiple of the patches (32 for `stem`)
+  max_patches=N   instead of a size: images keep their aspect ratio, and have
+             up to N patches; for models such as Ti/16
   epochs=30  visits of each image
   held_out=10   percent of each class that is not trained on but tested
   balanced, class_weights   as in finetune.py; by default classes are visited in
@@ -38,6 +40,7 @@ def get_config(argument=''):
     ('balanced', 'class_weights', 'tiny'),
     model=MODELS,
     size=160,
+    max_patches=int,
     epochs=30.0,
     held_out=10,
     lr=float,
@@ -58,6 +61,14 @@ def get_config(argument=''):
   lr = args.lr or (4e-3 if args.model == 'stem' else 1e-3)
   config.schedule = {'lr': lr, 'decay': 'cosine', 'warmup_fraction': 0.1}
   test = common.resize(args.size, antialias=True)
+  if args.max_patches:
+    if args.model == 'stem':
+      raise ValueError("max_patches needs another model, such as 'Ti/16'.")
+    keep = {'max_patches': args.max_patches}
+    keep['patch_size'] = config.model.embedding.patch_size[0]
+    keep = common.make('data.transforms.KeepAspect', **keep)
+    config.data.transforms = [images[1], keep | {'area': (0.6, 1.0)}]
+    test = [keep]
   config.evals = common.held_out_evals(
     config, held_out, test, every_fraction=0.1
   )

@@ -15,13 +15,21 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.targets import Classes
-from vit_jax.data.transforms import Interpolation, Transform, antialiased, scale
+from vit_jax.data.transforms import (
+  Bounds,
+  FlipLR,
+  Interpolation,
+  Transform,
+  antialiased,
+  scale,
+)
 from vit_jax.models import flexi
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
 from vit_jax.models.vit import as_pair
 from vit_jax.types import (
   ComputedSize,
+  Count,
   Model,
   Params,
   PathLike,
@@ -141,16 +149,21 @@ def fit(
 # Fine-tuning: what a training run takes from the weights that it starts from.
 
 
-def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
+def from_weights(
+  init_from: InitFrom | None, keep_aspect: bool = False, **fields: Any
+) -> Model:
   """Return the model of weights as it is fine-tuned.
 
   By default there is no dropout, no stochastic depth and no remat; the head has
   a new number of classes and no tanh layer, unless init_from.head is 'keep'. A
   workdir says the dtype; published files do not and compute in bfloat16. The
   model of masked patches gets a pooling: its class token, or else the mean over
-  patches. **fields are other fields, as in `bundle.replace`.
+  patches. With `keep_aspect` it takes the images of `keep_aspect`. **fields are
+  other fields, as in `bundle.replace`.
   """
   weights = _describe(init_from)
+  if keep_aspect:
+    weights = bundle.keep_aspect(weights)
   model = weights.model
   changes: dict[str, Any] = {
     **{'dropout': 0.0, 'stochastic_depth': 0.0, 'remat': 'none'},
@@ -200,6 +213,15 @@ def finetuning_size(init_from: InitFrom | None) -> ComputedSize:
 def transforms(init_from: InitFrom | None) -> tuple[Transform, ...]:
   """Return the transforms of test images for these weights."""
   return _describe(init_from).transforms
+
+
+def keep_aspect(
+  init_from: InitFrom | None, max_patches: Count, area: Bounds | None = None
+) -> tuple[Transform, ...]:
+  """Return KeepAspect for these weights; with `area`, after random flips."""
+  keep: Any
+  (keep,) = bundle.keep_aspect(_describe(init_from), max_patches).transforms
+  return (FlipLR(), dataclasses.replace(keep, area=area)) if area else (keep,)
 
 
 def interpolation(init_from: InitFrom | None) -> Interpolation:

@@ -164,6 +164,11 @@ def make(
   else:
     objective = compiled.reuse(objective.of_run, timeline, images)
   _check(objective, settings)
+  if 'grid' in examples.first and not objective.for_grids:
+    raise UserError(
+      f'{type(objective).__name__} cannot learn from images of any aspect '
+      'ratio (KeepAspect). Use a loss of labels, without mixing, or distill.'
+    )
   teachers = {}
   for name, teacher in objective.teachers.items():
     remedy = f'--config.objective.{name}.same_classes=True'

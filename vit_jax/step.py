@@ -108,6 +108,7 @@ class Objective:
     ema_weight: function step -> weight of the EMA, see optim.schedules.Ema;
       None: the run decides whether there is an EMA.
     terms: what a config adds to its loss, see OfFeatures.
+    for_grids: whether batches may be of `data.transforms.KeepAspect`.
     kinds: what its metrics are.
   """
 
@@ -116,6 +117,7 @@ class Objective:
   teachers: Mapping[str, Any] = MappingProxyType({})
   ema_weight: Callable[[jax.Array], Any] | None = None
   terms: Terms = MappingProxyType({})
+  for_grids: ClassVar[bool] = False
   kinds: ClassVar[Kinds] = {'loss': LOSS, 'accuracy': RATE}
 
   def __call__(

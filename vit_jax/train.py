@@ -202,12 +202,16 @@ def train(
     if choices:
       workdirs.write(workdir, 'attention.json', choices)
     workdirs.record_config(workdir, provenance)
+    keep: Any = None
+    if 'grid' in examples.first:  # of KeepAspect
+      *_, keep = data.transforms
+      keep = (dataclasses.replace(keep, area=(1.0, 1.0)),)
     of_evaluators = (getattr(x, 'transforms', ()) for x in evaluators.values())
     workdirs.record_model(
       workdir,
       model=ready.described,
       preprocess=preprocess,
-      transforms=next(filter(None, of_evaluators), None),
+      transforms=next(filter(None, of_evaluators), keep),
       image_shape=ready.images.shape[1:],
       class_names=examples.class_names,
       activation=ready.objective.activation,

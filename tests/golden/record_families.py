@@ -373,6 +373,10 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_deit': timm_case('deit_tiny_distilled_patch16_224'),
   'timm_deit3': timm_case('deit3_small_patch16_224', other=OTHER),
   'timm_siglip': timm_case('vit_so400m_patch16_siglip_256', other=OTHER),
+  'timm_naflex': timm_case(
+    'naflexvit_base_patch16_siglip',
+    **{'img_size': (12, 12), 'patch_size': 4, 'pos_embed_grid_size': (3, 3)},
+  ),
   'timm_dinov2_reg': timm_case('vit_small_patch14_reg4_dinov2', **BARE),
   'timm_dinov2': timm_case('vit_small_patch14_dinov2', back='equal', **BARE),
   'timm_dinov2_giant': timm_case('vit_giant_patch14_reg4_dinov2', **BARE),

@@ -181,14 +181,19 @@ def test_padding_for_cudnn_changes_nothing(queries, tokens, cudnn):
   qkv = random_qkv(queries=queries, tokens=tokens)
   do = np.random.default_rng(1).standard_normal(qkv[0].shape, np.float32)
 
-  @jax.jit
-  def run(qkv, do):
-    out, pull = jax.vjp(lambda *x: attention(*x, implementation='cudnn'), *qkv)
+  @functools.partial(jax.jit, static_argnums=2)
+  def run(qkv, do, name, lengths=None):
+    fn = functools.partial(attention, implementation=name, lengths=lengths)
+    out, pull = jax.vjp(fn, *qkv)
     return out, *pull(do)
 
-  for found, expected in zip(run(qkv, do), formula(*qkv, do), strict=True):
-    np.testing.assert_allclose(found, expected, atol=5e-6)
+  found = run(qkv, do, 'cudnn')
+  for x, expected in zip(found, formula(*qkv, do), strict=True):
+    np.testing.assert_allclose(x, expected, atol=5e-6)
   assert len(cudnn) == 1
+  lengths = np.int32([3, tokens])
+  found, expected = (run(qkv, do, x, lengths) for x in ('cudnn', 'einsum'))
+  np.testing.assert_allclose(found[0], expected[0], atol=5e-6)
 
 
 @pytest.mark.parametrize(

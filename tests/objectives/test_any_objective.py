@@ -18,9 +18,10 @@ from synthetic import Synthetic
 from vit_jax import tree
 from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
-from vit_jax.data.transforms import MultiCrop
+from vit_jax.data.transforms import KeepAspect, MultiCrop
 from vit_jax.durations import Timeline, steps
 from vit_jax.models.dense import Normalize
+from vit_jax.models.flexi import FlexiPositions
 from vit_jax.models.pooling import DistillationToken
 from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.anchor import Anchored, Start
@@ -67,6 +68,7 @@ OBJECTIVES = {  # name: function of a file of weights -> objective
   'dinov2': lambda path: make(
     DinoV2, **MOVES, views=VIEWS, head=HEAD, patch_head=HEAD
   ),
+  'aspect': lambda path: softmax_xent,
   'mae': lambda path: make(Mae, decoder=Decoder(8, 1, 2)),
   'anchored': lambda path: make(
     Anchored, objective=LEJEPA, start=Start(InitFrom(path))
@@ -82,14 +84,19 @@ OBJECTIVES = {  # name: function of a file of weights -> objective
     weight=0.5,
   ),
 }
-WHOLE_BATCH = {*OBJECTIVES} - {'dino', 'mae', 'distillation'}
+WHOLE_BATCH = {*OBJECTIVES} - {'dino', 'mae', 'distillation', 'aspect'}
 # DINOv2 does all that DINO does, and an anchored LeJEPA what LeJEPA does.
-BY_DAY = 'dinov2', 'anchored', 'mae', 'features'
+BY_DAY = 'dinov2', 'anchored', 'mae', 'features', 'aspect'
 MODEL = tiny.vit(width=8, mlp_dim=16, num_classes=0)
 FIELDS = {
   'dinov2': {'embedding': PatchEmbedding(4, mask_token=True)},
   'distillation': {'pooling': DistillationToken(), 'num_classes': 4},
+  'aspect': {'posemb': FlexiPositions(stored=(2, 3)), 'num_classes': 4},
 }
+
+
+def cut(image, rng):
+  return image[: rng.integers(1, 13)]
 
 
 @pytest.fixture(scope='module')
@@ -110,6 +117,8 @@ def data_of(name):
   source = Synthetic(image_size=12, num_classes=4, num_examples=32)
   if name in ('mae', 'features', 'distillation'):
     return Data(source, 8, labels=name == 'distillation')
+  if name == 'aspect':
+    return Data(source, 8, transforms=(cut, KeepAspect(4, 12, (0.5, 1.0))))
   crop = MultiCrop(8, local_size=4, local_count=2)
   return Data(source, 8, transforms=(crop,), labels=False)
 
@@ -239,7 +248,7 @@ def run(workdir, name, path, **options):
 @pytest.mark.slow
 @pytest.mark.usefixtures('compiled_once')
 @pytest.mark.parametrize(
-  'name', ['dino', 'dinov2', 'anchored', 'features', 'distillation']
+  'name', ['dino', 'dinov2', 'anchored', 'features', 'distillation', 'aspect']
 )
 def test_a_run_resumes_bit_by_bit(name, files, tmp_path):
   """A teacher may move, but is not saved, and no other takes its place."""
@@ -262,7 +271,7 @@ def test_a_run_resumes_bit_by_bit(name, files, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, tree.unflatten(written), kept)
   saved = {x.name for x in (whole / 'checkpoints').rglob('*')}
   assert not any('teacher' in name or 'frozen' in name for name in saved)
-  if 'dino' not in name:  # which have no file of a teacher
+  if 'dino' not in name and name != 'aspect':  # which have no file of a teacher
     shutil.rmtree(parts / 'checkpoints' / '4')
     changes = ('init_from', 'objective.start.init_from') * (name == 'anchored')
     with pytest.raises(ChangedRunError, match=r'objective\.\w+\.weights'):

@@ -214,7 +214,7 @@ def test_the_table(capsys, text, count):
   [
     ('dinov3', 'facebook/dinov3-* S,S+,B,L,H+,7B 16 256 token DINOv3 hf,timm'),
     ('refused', '*_sapiens2: grouped-query attention'),
-    ('NaFlex', 'Refused: naflexvit_*: images of several shapes in a batch'),
+    ('NaFlex', 'naflexvit_*_radio_*: other interpolation'),
   ],
 )
 def test_published_weights_and_refused_models(capsys, text, row):

@@ -111,7 +111,7 @@ class Data:
   def __post_init__(self) -> None:
     transforms = sized(self.transforms, self.image_size, self.interpolation)
     object.__setattr__(self, 'transforms', transforms)
-    reserved = {'image', 'label', 'mask', 'index', 'skipped', 'seconds'}
+    reserved = {'image', 'label', 'mask', 'index', 'skipped', 'seconds', 'grid'}
     if own := {*self.keep} & reserved:
       raise UserError(
         f'keep={(*self.keep,)}: batches have {", ".join(sorted(own))} of their '

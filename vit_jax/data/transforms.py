@@ -330,6 +330,51 @@ class MultiCrop:
 
 
 @dataclasses.dataclass(frozen=True)
+class KeepAspect(_Crop):
+  """The last transform of images that keep their aspect ratio ("NaViT").
+
+  {'image': uint8 [ph, max_patches * pw, C], 'grid': int32 [2]}: the image is
+  resized to the largest grid (rows, columns) of its aspect ratio, rounded up to
+  whole patches. These are side by side, row by row; zeros follow.
+
+  Attributes:
+    area: bounds of the fraction of the image that a random crop of the same
+      aspect ratio keeps.
+  """
+
+  patch_size: Size
+  max_patches: Count
+  area: Bounds = (1.0, 1.0)
+  interpolation: Interpolation = 'bilinear'
+  antialias: bool = True
+
+  def __post_init__(self) -> None:
+    pass  # there is no `size`
+
+  def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
+    ratio = shape[1] / shape[0]
+    return _box_torch(shape[0], shape[1], self.area, (ratio, ratio), rng)
+
+  def _result(self, sides):
+    (ph, pw), most = images.pair(self.patch_size), self.max_patches
+    height, width = sides[0] * pw, sides[1] * ph  # up to a factor, in patches
+    # As an image grows, its grid changes where a side fills whole patches.
+    grids = [(n, -(-n * width // height)) for n in range(1, most + 1)]
+    grids += [(-(-n * height // width), n) for n in range(1, most + 1)]
+    rows, columns = max(x for x in grids if math.prod(x) <= most)
+    return rows * ph, columns * pw
+
+  def __call__(self, image: Image, rng: np.random.Generator) -> Any:
+    whole = super().__call__(image, rng)
+    (ph, pw), (*sides, channels) = images.pair(self.patch_size), whole.shape
+    patches = whole.reshape(sides[0] // ph, ph, -1, pw, channels)
+    out = np.zeros((ph, self.max_patches * pw, channels), np.uint8)
+    row = patches.swapaxes(0, 1).reshape(ph, -1, channels)
+    out[:, : row.shape[1]] = row
+    return {'image': out, 'grid': np.array(patches.shape[:3:2], np.int32)}
+
+
+@dataclasses.dataclass(frozen=True)
 class FlipLR:
   """Flip left and right with this probability."""
 
@@ -409,11 +454,14 @@ def scale(
 
   'Resize to 256, crop to 224' becomes 'resize to 439, crop to 384', so the
   same part of the image is used. A shorter side (ResizeSmall) grows with the
-  larger side of the image, so that it can still be cropped.
+  larger side of the image, so that it can still be cropped. KeepAspect becomes
+  a Resize to `new`.
   """
   old, new = old[:2], images.pair(new)
 
   def scaled(transform):
+    if isinstance(transform, KeepAspect) and tuple(old) != new:
+      return Resize(new, transform.interpolation, transform.antialias)
     size = getattr(transform, 'size', None)
     if size is None or tuple(old) == new:
       return transform

@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.data import subsets
 from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
+from vit_jax.models.vit import grid_of
 from vit_jax.objectives import classification
 from vit_jax.reports.confusion import Predictions
 from vit_jax.types import (
@@ -57,6 +58,8 @@ class Classification(SplitEvaluator):
   same_classes: bool = True
   flip: bool = False
 
+  for_grids = property(lambda self: not self.flip)  # type: ignore
+
   def __post_init__(self) -> None:
     super().__post_init__()
     wanted = self.model.num_classes
@@ -90,7 +93,7 @@ class Classification(SplitEvaluator):
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     images, labels = batch['image'], batch['label']
-    logits = self._logits(params, images)
+    logits = self._logits(params, images, **grid_of(self.model, batch))
     if self.flip:
       mirrored = self._logits(params, images[:, :, ::-1])
       logits = _average(jnp.stack([logits, mirrored]), self.loss)
@@ -115,8 +118,9 @@ class Classification(SplitEvaluator):
       out['label'] = jnp.any(labels > 0, axis=-1)
     return out
 
-  def _logits(self, params, images):
-    logits = self.model.apply({'params': params}, self.preprocess(images))
+  def _logits(self, params, images, **grid):
+    images = self.preprocess(images)
+    logits = self.model.apply({'params': params}, images, **grid)
     if logits.ndim != 2:
       raise UserError(
         f'The model has logits of shape {logits.shape}; expected one row for '

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import Data
 from vit_jax.io import terminal
+from vit_jax.models.vit import grid_of
 from vit_jax.parallel import sharding
-from vit_jax.types import DETAIL, Batch, Params, Preprocess
+from vit_jax.types import DETAIL, Batch, Params, Preprocess, UserError
 
 COUNTS = {'num_examples': DETAIL, 'skipped': DETAIL}
 # {name: [N, ...]}, a row for each example.
@@ -50,6 +51,12 @@ class Collector:
       **sharding.this_process(), num_classes=num_classes
     )
     example = data.first_example()
+    owner = getattr(fn, '__self__', None)
+    if 'grid' in example and not getattr(owner, 'for_grids', False):
+      raise UserError(
+        f'{what}: {type(owner).__name__}, or an option such as flip, cannot '
+        'take images of any aspect ratio (KeepAspect).'
+      )
     example |= {'mask': np.bool_(True), 'index': np.int32(0)}
     self._spec = {
       name: jax.ShapeDtypeStruct((data.batch_size, *x.shape), x.dtype)
@@ -108,6 +115,7 @@ class SplitEvaluator:
   """Base of the evaluators of one split; a subclass also defines `run`."""
 
   labelled: ClassVar[bool] = True  # whether the metrics need labels
+  for_grids: ClassVar[bool] = False  # whether `measure` uses `grid_of`
 
   model: Any
   _: dataclasses.KW_ONLY
@@ -139,6 +147,8 @@ class OutputEvaluator(SplitEvaluator):
     predictions: what reports show of the last run, None before it.
   """
 
+  for_grids = True
+
   def __post_init__(self) -> None:
     super().__post_init__()
     self.class_names = getattr(self.data.source, 'class_names', None)
@@ -146,5 +156,5 @@ class OutputEvaluator(SplitEvaluator):
     self.predictions: Any = None
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
-    images = self.preprocess(batch['image'])
-    return {'outputs': self.model.apply({'params': params}, images)}
+    images, grid = self.preprocess(batch['image']), grid_of(self.model, batch)
+    return {'outputs': self.model.apply({'params': params}, images, **grid)}

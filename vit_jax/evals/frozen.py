@@ -27,6 +27,7 @@ import numpy as np
 from vit_jax.data import subsets
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
+from vit_jax.models.vit import grid_of
 from vit_jax.types import (
   Count,
   Kind,
@@ -70,6 +71,8 @@ class Frozen:
   statistics: Sequence[Literal['mean', 'max', 'std']] = ()
   flip: bool = False
 
+  for_grids = property(lambda x: x.features in _ONE_PER_IMAGE and not x.flip)
+
   def __post_init__(self) -> None:
     for name, splits in self.data.items():
       if {*splits, 'val'} != {'train', 'test', 'val'}:
@@ -87,17 +90,17 @@ class Frozen:
 
   def _extract(self, params, batch):
     images = self.preprocess(batch['image'])
-    found = self._features(params, images)
+    found = self._features(params, images, **grid_of(self.model, batch))
     if self.flip:
       found = (found + self._features(params, images[:, :, ::-1])) / 2
     return {'x': found}
 
-  def _features(self, params, x):
+  def _features(self, params, x, **grid):
     """Return features [B, D] of images."""
     out = {'pixels': x}
     names = [self.features] if isinstance(self.features, str) else self.features
     if [*names] != ['pixels']:
-      out |= self.model.apply({'params': params}, x, method='features')
+      out |= self.model.apply({'params': params}, x, **grid, method='features')
     if missing := [name for name in names if name not in out]:
       raise UserError(
         f'features={missing[0]!r} must be one of {sorted(out)} (the outputs of '

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.models import dense, pallas_attention
@@ -40,8 +41,8 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, queries: jax.Array, tokens: jax.Array, shared: Any = None
-  ) -> jax.Array:
+    self, queries: Array, tokens: Array, shared: Any = None, lengths: Any = None
+  ) -> Array:
     width, options = tokens.shape[-1], self.options
     heads = self.num_heads, width // self.num_heads
 
@@ -71,6 +72,7 @@ class Attention(nn.Module):
       dropout_rate=options.attention_dropout if drop else 0.0,
       dropout_rng=self.make_rng('dropout') if drop else None,
       position_logits=position_logits,
+      lengths=lengths,
     )
     if 'attn' in options.sub_norm:
       merged = norm('norm')(x.reshape(*x.shape[:2], width))
@@ -89,6 +91,7 @@ def attention(
   dropout_rate: float = 0.0,
   dropout_rng: jax.Array | None = None,
   position_logits: jax.Array | None = None,
+  lengths: jax.Array | None = None,
 ) -> jax.Array:
   """Compute softmax(q kᵀ / √d) v with a float32 softmax (eq. 5 to 7).
 
@@ -96,13 +99,12 @@ def attention(
     q, k, v: [B, Q, h, d], and [B, N, h, d] each.
     implementation: 'xla' and 'cudnn' are those of
       jax.nn.dot_product_attention, 'cudnn' the fused one for NVIDIA GPUs;
-      'einsum' is written out here, and the only one that can drop attention
-      weights or add to the logits; 'pallas' is the kernel for TPUs in
-      pallas_attention.py; 'auto' is `default`, unless a run has measured, see
-      attention_choice.py.
-    dropout_rate: fraction of the attention weights to drop, independently.
-    dropout_rng: key for dropout, required if dropout_rate > 0.
+      'einsum' is the only one that can drop attention weights or add to the
+      logits; 'pallas' is the kernel for TPUs in pallas_attention.py; 'auto' is
+      `default`, unless a run has measured, see attention_choice.py.
+    dropout_rate, dropout_rng: fraction of the weights to drop; a key.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
+    lengths: int32 [B], the keys of each example, at least 1, before padding.
 
   Returns:
     [B, Q, h, d] in the dtype of v.
@@ -119,14 +121,15 @@ def attention(
   if q.shape[1] == 1 and implementation in ('cudnn', 'pallas'):
     implementation = 'xla'
   if implementation == 'einsum':
-    out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits)
+    out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits, lengths)
   elif implementation == 'pallas':
-    out = pallas_attention.attend(q, k, v)
+    out = pallas_attention.attend(q, k, v, lengths)
   elif implementation == 'cudnn':
-    out = _cudnn(q, k, v)
+    out = _cudnn(q, k, v, lengths)
   else:
-    kind: Any = implementation
-    out = jax.nn.dot_product_attention(q, k, v, implementation=kind)
+    options: Any = {'implementation': implementation}
+    options |= {} if lengths is None else {'key_value_seq_lengths': lengths}
+    out = jax.nn.dot_product_attention(q, k, v, **options)
   # Where the result is kept for the backward pass, heads are merged: TPUs pad
   # the last dimension to 128.
   merged = out.reshape(*out.shape[:2], -1)
@@ -215,7 +218,7 @@ def mesh_of(device: jax.Device) -> jax.sharding.Mesh:
   return jax.sharding.Mesh([device], ('data',), axis_types=axis_types)
 
 
-def _cudnn(q, k, v):
+def _cudnn(q, k, v, lengths):
   """Compute cuDNN's attention, with tokens of padding up to even numbers.
 
   JAX refuses to train on odd ones, for the sake of biases that there are not.
@@ -224,20 +227,22 @@ def _cudnn(q, k, v):
     jax.nn.dot_product_attention, implementation='cudnn'
   )
   batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-  if queries % 2 == keys % 2 == 0:
-    return attend(q, k, v)
+  if lengths is None:
+    if queries % 2 == keys % 2 == 0:
+      return attend(q, k, v)
+    lengths = jnp.full(batch, keys, jnp.int32)
   out = attend(
     *(
       jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
       for x in (q, k, v)
     ),
     query_seq_lengths=jnp.full(batch, queries, jnp.int32),
-    key_value_seq_lengths=jnp.full(batch, keys, jnp.int32),
+    key_value_seq_lengths=lengths,
   )
   return out[:, :queries]
 
 
-def _einsum(q, k, v, dropout_rate, dropout_rng, position_logits):
+def _einsum(q, k, v, dropout_rate, dropout_rng, position_logits, lengths):
   # Heads come first, by an explicit transpose: CPUs multiply contiguous
   # matrices far faster than strided ones; accelerators choose layouts anyway.
   q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
@@ -246,6 +251,10 @@ def _einsum(q, k, v, dropout_rate, dropout_rng, position_logits):
   )
   if position_logits is not None:
     scores = scores + position_logits
+  if lengths is not None:
+    key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 3)
+    is_key = key < lengths[:, None, None, None]
+    scores = jnp.where(is_key, scores, -jnp.inf)
   weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
   if dropout_rate:
     keep = jax.random.bernoulli(dropout_rng, 1 - dropout_rate, weights.shape)

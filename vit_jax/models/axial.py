@@ -36,9 +36,11 @@ def along(
 class AxialBlock(Block):
   """Two Blocks, for rows and for columns: [B, gh * gw, D] -> the same."""
 
+  for_grids = False
+
   @nn.compact
   def __call__(
-    self, x: Array, drop_rate: Array | None = None, shared: Any = None
+    self, x: Array, drop_rate: Any = None, shared: Any = None, *lengths: Any
   ) -> Array:
     names = Block.__dataclass_fields__.keys() - {'parent', 'name'}
     fields = {name: getattr(self, name) for name in names}

@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.models import resample
 from vit_jax.models.dense import Dense
-from vit_jax.models.posemb import Learned
+from vit_jax.models.posemb import Grids, Learned
 from vit_jax.models.vit import PatchEmbedding, as_pair
 from vit_jax.types import Count, Expect, NonNegative, Size, UserError
 
@@ -72,9 +72,15 @@ class FlexiPositions(Learned):
   _: dataclasses.KW_ONLY
   resize_method: resample.Method = 'bilinear_antialias'
 
+  @property
+  def for_grids(self) -> bool:  # type: ignore[override]
+    return not self.in_layers and self.resize_method == 'bilinear_antialias'
+
   def _patches(self, module, grid, width):
     table = super()._patches(module, self.stored, width)
     table = table.reshape(1, *self.stored, width)
+    if isinstance(grid, Grids):
+      return resample.at_places(table[0], grid.places(), grid.sizes)
     table = resample.resize(table, grid, self.resize_method)
     return table.reshape(1, -1, width)
 

@@ -35,8 +35,12 @@ _BUDGET, _LIMIT = 14 * 2**20, 16 * 2**20
 INTERPRET: Any = True
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def attend(
+  q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array | None = None
+) -> jax.Array:
   """Compute softmax(q kᵀ / √d) v, each [B, N, h, d], with a float32 softmax.
+
+  `lengths`, int32 [B], are the keys of each example before padding.
 
   Within `with jax.set_mesh(mesh)`, examples are sharded over the batch axes,
   and heads over the others, if these divide them. Without a mesh, the arrays
@@ -49,7 +53,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   *_, heads, width = q.shape
   # Heads are merged outside: within, the compiler would write the products
   # before and after in a layout with heads apart, and copy them.
-  flat = (x.reshape(*x.shape[:2], heads * width) for x in (q, k, v))
+  arrays = [x.reshape(*x.shape[:2], heads * width) for x in (q, k, v)]
+  arrays += [] if lengths is None else [lengths]
   local: Any = functools.partial(_attend, width)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size > 1:  # the compiler cannot shard kernels
@@ -57,10 +62,11 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     examples = _dividing(mesh, batch_axes(mesh), len(q))
     spec = PartitionSpec(examples, None, _dividing(mesh, names, heads))
     # The check of replicated values (check_vma) does not support kernels.
+    specs = [spec] * 3 + [PartitionSpec(examples)] * len(arrays[3:])
     local = jax.shard_map(
-      local, in_specs=(spec,) * 3, out_specs=spec, check_vma=False
+      local, in_specs=(*specs,), out_specs=spec, check_vma=False
     )
-  return local(*flat).reshape(q.shape)
+  return local(*arrays).reshape(q.shape)
 
 
 def _dividing(mesh, names, size):
@@ -123,24 +129,25 @@ def _least(heads, width):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(width, q, k, v):
-  return _call(_forward, width, (q, k, v))[0]
+def _attend(width, q, k, v, *lengths):
+  return _call(_forward, width, (q, k, v), lengths)[0]
 
 
-def _attend_forward(width, q, k, v):
-  return _call(_forward, width, (q, k, v))[0], (q, k, v)
+def _attend_forward(width, *arrays):
+  return _attend(width, *arrays), arrays
 
 
 def _attend_backward(width, saved, gradient):
-  q, k, v = saved
-  return tuple(_call(_backward, width, (q, gradient, k, v)))
+  q, k, v, *lengths = saved
+  found = _call(_backward, width, (q, gradient, k, v), lengths)
+  return *found, *(None for _ in lengths)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _call(kernel, width, arrays):
-  """Run _forward or _backward on [B, N, h * width] each."""
+def _call(kernel, width, arrays, lengths):
+  """Run _forward or _backward on [B, N, h * width] each, and [B] if any."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
@@ -150,7 +157,7 @@ def _call(kernel, width, arrays):
   arrays = [_pad_heads(x, width, plan.width) for x in arrays]
   block = pl.BlockSpec(
     (None, tokens, plan.heads * plan.width),
-    lambda example, group: (example, 0, group),
+    lambda example, group, *lengths: (example, 0, group),
   )
   forward = kernel is _forward
   out = [jax.ShapeDtypeStruct(arrays[0].shape, dtype)] * (1 if forward else 3)
@@ -158,9 +165,12 @@ def _call(kernel, width, arrays):
   call = functools.partial(
     pl.pallas_call,
     functools.partial(kernel, plan, width**-0.5),
-    grid=(batch, heads // plan.heads),
-    in_specs=[block] * len(arrays),
-    out_specs=[block] * len(out),
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=len(lengths),
+      grid=(batch, heads // plan.heads),
+      in_specs=[block] * len(arrays),
+      out_specs=[block] * len(out),
+    ),
     out_shape=out,
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'parallel'), vmem_limit_bytes=_LIMIT
@@ -173,7 +183,7 @@ def _call(kernel, width, arrays):
     name=f'attention{kernel.__name__}',
   )
   found = jax.lax.platform_dependent(
-    *arrays, tpu=call(), cpu=call(interpret=INTERPRET)
+    *lengths, *arrays, tpu=call(), cpu=call(interpret=INTERPRET)
   )
   return [_pad_heads(x, plan.width, width) for x in found]
 
@@ -187,19 +197,23 @@ def _pad_heads(x, width, new):
   return x.reshape(*x.shape[:2], -1)
 
 
-def _forward(plan, scale, q_ref, k_ref, v_ref, out_ref):
-  """Compute outputs of the heads of one example, [N, W] each."""
+def _forward(plan, scale, *refs):
+  """Compute outputs of the heads of one example, [N, W] each.
+
+  `refs` are the lengths, if any, q, k and v; then the output.
+  """
+  *length, refs = _own(refs, 4)
 
   def group(q, k, v):
     parts = {}
     for window, own in _heads(q.shape[-1], plan.width):
       scores = _dot(q[:, window], _keep(k[:, window], own), 1, 1)
-      weights, total = _softmax(scores, scale, axis=1)
+      weights, total = _softmax(scores, scale, 1, *length)
       out = _dot(weights.astype(v.dtype), _keep(v[:, window], own), 1, 0)
       _collect(parts, window, out / total)
     return (parts,)
 
-  _for_groups(group, plan, (q_ref, k_ref, v_ref), (out_ref,))
+  _for_groups(group, plan, refs[:3], refs[3:])
 
 
 def _backward(plan, scale, *refs):
@@ -207,15 +221,16 @@ def _backward(plan, scale, *refs):
 
   Scores are transposed, [keys, queries]. Then sums over keys are sums of
   registers, and only one of the three gradients needs a transposed operand.
-  `refs` are q, do, k and v; then dq, dk and dv.
+  `refs` are the lengths, if any, q, do, k and v; then dq, dk and dv.
   """
+  *length, refs = _own(refs, 7)
 
   def group(q, do, k, v):
     parts = {}, {}, {}
     for window, own in _heads(q.shape[-1], plan.width):
       q_, do_, k_, v_ = (x[:, window] for x in (q, do, k, v))
       k_ = _keep(k_, own)
-      weights, total = _softmax(_dot(k_, q_, 1, 1), scale, axis=0)
+      weights, total = _softmax(_dot(k_, q_, 1, 1), scale, 0, *length)
       weights /= total
       slopes = _dot(_keep(v_, own), do_, 1, 1)
       mean = jnp.sum(weights * slopes, axis=0, keepdims=True)
@@ -283,8 +298,18 @@ def _dot(a, b, a_dim, b_dim):
   )
 
 
-def _softmax(scores, scale, axis):
-  """Return exp(scale * scores) up to a factor, and its sum over an axis."""
+def _own(refs, count):
+  """Return the length of this example, if there are any, and other refs."""
+  from jax.experimental import pallas as pl
+
+  return *(x[pl.program_id(0)] for x in refs[:-count]), refs[-count:]
+
+
+def _softmax(scores, scale, axis, length=None):
+  """Return exp(scale * scores) up to a factor, and its sum over the keys."""
+  if length is not None:
+    key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis)
+    scores = jnp.where(key < length, scores, -1e30)
   scores -= jnp.max(scores, axis=axis, keepdims=True)
   weights = jnp.exp2(scores * (math.log2(math.e) * scale))
   return weights, jnp.sum(weights, axis=axis, keepdims=True)

@@ -136,6 +136,7 @@ class Pooling:
       ignores.
     norm: whether the final norm comes 'before' pooling (the paper) or 'after'
       it (timm's fc_norm); None: there is none.
+    for_grids: whether `layout.grid` may be Grids; then padded tokens are 0.
   """
 
   class_token: bool = False
@@ -143,6 +144,7 @@ class Pooling:
   norm: Literal['before', 'after'] | None = 'before'
 
   distillation_token = False  # whether one follows the class token
+  for_grids = property(lambda self: type(self) in FOR_GRIDS)
 
   def layout(self, grid: Grid) -> Layout:
     """Return the Layout of tokens for patches of a grid (gh, gw)."""
@@ -244,7 +246,13 @@ class Mean(Pooling):
     return registers if self.registers else slice(end, None)
 
   def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
-    x = super().__call__(module, tokens, layout).mean(axis=1)
+    x = super().__call__(module, tokens, layout)
+    if layout.lengths is None or self.registers:
+      x = x.mean(axis=1)
+    else:  # padded tokens are 0
+      total = x.sum(axis=1, dtype='float32')
+      x = total / (layout.lengths[:, None] - layout.prefix)
+      x = x.astype(tokens.dtype)
     if self.unit_norm:
       x = jnp.float32(x)
       x -= x.mean(axis=-1, keepdims=True) * (module.block.norm == 'layer')
@@ -275,6 +283,8 @@ class Map(Pooling):
     return slice(0 if self.all_tokens else layout.prefix, None)
 
   def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
+    lengths, read = layout.lengths, self.read(layout)
+    lengths = None if lengths is None else lengths - read.start
     return MapHead(
       num_heads=self.num_heads or module.num_heads,
       mlp_dim=self.mlp_dim or module.mlp_dim,
@@ -282,7 +292,7 @@ class Map(Pooling):
       dtype=module.dtype,
       attention=module.attention,
       name='map_head',
-    )(tokens[:, self.read(layout)])
+    )(tokens[:, read], lengths)
 
   def token_weights(self, layout: Layout, intermediates: Params) -> Array:
     """Return the attention of the query, mean over heads."""
@@ -292,6 +302,9 @@ class Map(Pooling):
     weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
     start = self.read(layout).start
     return jnp.pad(weights.mean(axis=1), ((0, 0), (0, 0), (start, 0)))
+
+
+FOR_GRIDS: tuple[Any, ...] = ClassToken, DistillationToken, Mean, Map
 
 
 class MapHead(nn.Module):
@@ -304,7 +317,7 @@ class MapHead(nn.Module):
   attention: str = 'auto'
 
   @nn.compact
-  def __call__(self, tokens: Array) -> Array:
+  def __call__(self, tokens: Array, lengths: Array | None = None) -> Array:
     shape, options = (1, 1, tokens.shape[-1]), self.options
     probe = self.param('probe', INIT['probe'], shape)
     probe = jnp.broadcast_to(probe, (tokens.shape[0], *shape[1:]))
@@ -314,7 +327,7 @@ class MapHead(nn.Module):
       implementation=self.attention,
       dtype=self.dtype,
       name='attn',
-    )(probe, tokens)
+    )(probe, tokens, lengths=lengths)
     norm = options.make_norm(self.dtype, 'norm')
     mlp = Mlp(self.mlp_dim, options, dtype=self.dtype, name='mlp')
     return (x + mlp(norm(x)))[:, 0]

@@ -6,7 +6,7 @@ methods it needs; nothing else has to change. Shapes as in vit.py.
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,28 @@ Grid = tuple[int, int]  # (gh, gw), rows and columns of patches
 Table = np.ndarray  # [gh, gw, D], an embedding for each patch
 
 
+class Grids(NamedTuple):
+  """Grid of each example, int32 [B, 2], padded to `num_patches`."""
+
+  sizes: Array
+  num_patches: int
+
+  def places(self) -> Array:
+    """Return row and column of each patch, int32 [B, num_patches, 2]."""
+    rows, columns = self.sizes.T[..., None]
+    index = jnp.minimum(jnp.arange(self.num_patches)[None], rows * columns - 1)
+    return jnp.stack([index // columns, index % columns], axis=-1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """Order of the tokens: class, distillation, registers, patches row by row."""
 
-  grid: Grid
+  grid: Any  # Grid, or Grids for the whole model
   class_token: bool = False
   num_registers: int = 0
   distillation_token: bool = False
+  lengths: Any = None  # with Grids: tokens before padding, int32 [B]
 
   @property
   def prefix(self) -> int:
@@ -38,6 +52,12 @@ class Layout:
   @property
   def num_tokens(self) -> int:
     return self.prefix + math.prod(self.grid)
+
+  def without_padding(self, x: Array) -> Array:
+    """Return tokens or patches [B, ., D] with zeros for padding, of Grids."""
+    index = jnp.arange(x.shape[1]) - x.shape[1] + self.grid.num_patches
+    is_real = index[None] < self.grid.sizes.prod(axis=1, keepdims=True)
+    return jnp.where(is_real[..., None], x, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +71,11 @@ class PositionEmbedding:
   Attributes:
     resize_method: method that resizes tables by default, see `resample.resize`.
     grid_tables: beginnings of the names of tables [..., gh, gw, D].
+    for_grids: whether arguments `grid` and `layout.grid` may be Grids.
   """
 
   grid_tables: ClassVar[tuple[str, ...]] = ()
+  for_grids: ClassVar[Any] = False
 
   _: dataclasses.KW_ONLY
   resize_method: resample.Method = 'paper'
@@ -219,8 +241,14 @@ class SinCos2d(PositionEmbedding):
   temperature: Positive = 10_000.0
   endpoint: bool = True
 
-  def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
+  for_grids = True
+
+  def add_to_patches(self, module: nn.Module, x: Array, grid: Any) -> Array:
     width = x.shape[-1]
+    if isinstance(grid, Grids):  # by index in the waves of a row and a column
+      waves = self.table({}, (1, grid.num_patches), width)[0, :, : width // 2]
+      row, column = jnp.moveaxis(jnp.asarray(waves)[grid.places()], 2, 0)
+      return x + jnp.concatenate([column, row], axis=-1)
     return x + self.table({}, grid, width).reshape(1, -1, width)
 
   def table(self, params: FlatParams, grid: Grid, width: int) -> Table:

@@ -53,6 +53,23 @@ def resize(table: Any, size: tuple[int, int], method: str = 'paper') -> Any:
   return np.einsum(spec, *wide, optimize=True).astype(table.dtype)
 
 
+def at_places(table: Any, places: Any, sizes: Any) -> jax.Array:
+  """Return table [gh, gw, D] by 'bilinear_antialias' at places of grids.
+
+  The places [B, n, 2] are row and column in grids of `sizes` [B, 2].
+  """
+
+  def triangles(axis):
+    scale = (table.shape[axis] / sizes[:, axis])[:, None, None]
+    centre = (places[..., axis, None] + 0.5) * scale - 0.5
+    distance = jnp.abs(jnp.arange(table.shape[axis])[None, None] - centre)
+    weights = jnp.maximum(0, 1 - distance / jnp.maximum(scale, 1))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+  weights = triangles(0)[..., None] * triangles(1)[..., None, :]
+  return jnp.einsum('bnhw,hwd->bnd', weights, table, precision='highest')
+
+
 def resize_kernel(
   kernel: Any, size: tuple[int, ...], method: str = 'bicubic_antialias'
 ) -> Any:

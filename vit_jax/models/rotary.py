@@ -16,7 +16,7 @@ import numpy as np
 from flax import linen as nn
 from jax import Array
 
-from vit_jax.models.posemb import Grid, Layout, Learned, PositionEmbedding
+from vit_jax.models.posemb import Grids, Layout, Learned, PositionEmbedding
 from vit_jax.types import FlatParams, NonNegative, Positive, Shape, UserError
 
 
@@ -31,9 +31,10 @@ class Rotary(PositionEmbedding):
   learned: Learned | None = None
 
   in_layers = True
+  for_grids = property(lambda self: not self.learned or self.learned.for_grids)
   pairs_axis = -1  # of [r, 2]: neighbours are pairs; of [2, r]: halves are
 
-  def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
+  def add_to_patches(self, module: nn.Module, x: Array, grid: Any) -> Array:
     return self.learned.add_to_patches(module, x, grid) if self.learned else x
 
   def add_to_token(self, module: nn.Module, name: str, token: Array) -> Array:
@@ -47,16 +48,16 @@ class Rotary(PositionEmbedding):
     return learned.resize(name, table, shape, method) if learned else None
 
   def table(
-    self, params: FlatParams, grid: Grid, width: int
+    self, params: FlatParams, grid: Any, width: int
   ) -> np.ndarray | None:
     return self.learned.table(params, grid, width) if self.learned else None
 
   def shared(self, module: nn.Module, layout: Layout, train: bool) -> Array:
-    """Return cosines and sines of all tokens, float32 [2, N, 1, r]."""
-    return _waves(self.angles(module, layout, train)[:, None], layout)
+    """Return cosines and sines of all tokens, float32 [2, 1 or B, N, 1, r]."""
+    return _waves(self.angles(module, layout, train)[..., None, :], layout)
 
   def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
-    """Return angles of patches [n, r], for all heads of all layers."""
+    """Return angles of patches [n, r], or [B, n, r], for all heads."""
     raise NotImplementedError
 
   def queries_and_keys(
@@ -65,11 +66,11 @@ class Rotary(PositionEmbedding):
     return self._rotate(q, shared), self._rotate(k, shared)
 
   def _rotate(self, x, waves):
-    """Rotate the pairs of x [B, N, h, d] by waves [2, N, h or 1, r]."""
+    """Rotate the pairs of x [B, N, h, d] by waves [2, ., N, h or 1, r]."""
     axis, pairs = self.pairs_axis, waves.shape[-1]
     shape = (pairs, 2) if axis == -1 else (2, pairs)
     a, b = jnp.moveaxis(x.reshape(*x.shape[:-1], *shape), axis, 0)
-    cos, sin = waves[:, None]
+    cos, sin = waves
     turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis)
     return turned.reshape(x.shape).astype(x.dtype)
 
@@ -120,14 +121,14 @@ class RotaryAxial(Rotary):
       )
     own = RotaryAxial(temperature=self.registers, order=self.order)
     turned = own.shared(module, Layout((side, side)), train)
-    return waves.at[:, layout.prefix - count : layout.prefix].set(turned)
+    return waves.at[:, :, layout.prefix - count : layout.prefix].set(turned)
 
   def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     count = module.width // module.num_heads // 4
-    bands = self.temperature ** -(np.arange(count) / count)
     found = _positions(layout.grid, self.first, self.reference)
-    found = found if self.order == 'yx' else found[:, ::-1]
-    return jnp.float32(found[..., None] * bands).reshape(len(found), -1)
+    bands = self.temperature ** -(_last(np.arange(count), found) / count)
+    found = found if self.order == 'yx' else found[..., ::-1]
+    return jnp.float32(found[..., None] * bands).reshape(*found.shape[:-1], -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,10 +151,10 @@ class RotaryDino(Rotary):
 
   def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     count = module.width // module.num_heads // 4
-    periods = self.temperature ** (np.arange(count) / count)
-    found = 2 * (_positions(layout.grid) + 0.5) / np.array(layout.grid) - 1
+    found = 2 * _positions(layout.grid, 0.5, (1, 1)) - 1
+    periods = self.temperature ** (_last(np.arange(count), found) / count)
     angles = 2 * math.pi * found[..., None] / periods
-    angles = jnp.float32(angles).reshape(len(found), -1)
+    angles = jnp.float32(angles).reshape(*found.shape[:-1], -1)
     if train and self.rescale != 1:
       span, key = math.log(self.rescale), module.make_rng('dropout')
       scale = jnp.exp(jax.random.uniform(key, minval=-span, maxval=span))
@@ -172,14 +173,17 @@ class RotaryMixed(Rotary):
 
   temperature: Positive = 10.0
 
-  shared = PositionEmbedding.shared  # none: the angles differ between layers
+  def shared(self, module: nn.Module, layout: Layout, train: bool) -> Any:
+    """Return places in Grids, or None: the angles differ between layers."""
+    return _positions(layout.grid) if isinstance(layout.grid, Grids) else None
 
   def queries_and_keys(
     self, module: nn.Module, q: Array, k: Array, layout: Layout, shared: Any
   ) -> tuple[Array, Array]:
     frequencies = module.param('frequencies', self._init, q.shape[2:])
-    y, x = jnp.float32(_positions(layout.grid).T)[..., None, None]
-    angles = x * frequencies[:1] + y * frequencies[1:]
+    found = _positions(layout.grid)[None] if shared is None else shared
+    y, x = jnp.float32(jnp.moveaxis(found, -1, 0))[..., None, None]
+    angles = x * frequencies[None, :1] + y * frequencies[None, 1:]
     waves = _waves(angles, layout)
     return super().queries_and_keys(module, q, k, layout, waves)
 
@@ -197,13 +201,21 @@ class RotaryMixed(Rotary):
 
 def _waves(angles, layout):
   """Return cosines and sines; tokens before the patches do not turn."""
-  angles = jnp.pad(angles, ((layout.prefix, 0), (0, 0), (0, 0)))
+  angles = angles.reshape(-1, *angles.shape[-3:])
+  angles = jnp.pad(angles, ((0, 0), (layout.prefix, 0), (0, 0), (0, 0)))
   return jnp.stack([jnp.cos(angles), jnp.sin(angles)])
 
 
+def _last(row, like):
+  """Return a row as the last of one more axes than `like` has."""
+  return np.array(row)[(None,) * like.ndim]
+
+
 def _positions(grid, first=0, reference=None):
-  """Return float64 [n, 2], row and column of each patch."""
-  axes = [first + np.arange(size, dtype=np.float64) for size in grid]
-  if reference:
-    axes = [t / n * to for t, n, to in zip(axes, grid, reference)]
-  return np.stack(np.meshgrid(*axes, indexing='ij'), axis=-1).reshape(-1, 2)
+  """Return row and column of each patch, [n, 2], or [B, n, 2] in Grids."""
+  if isinstance(grid, Grids):
+    found, sizes = first + grid.places(), grid.sizes[:, None]
+  else:
+    found = first + np.indices(grid, np.float64).reshape(2, -1).T
+    sizes = np.array(grid)
+  return found / sizes * _last(reference, found[0]) if reference else found

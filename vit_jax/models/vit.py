@@ -15,12 +15,13 @@ module that applies them as an argument and create their parameters in it.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from vit_jax.models.attention import ATTENTION, Attention, Implementation
 from vit_jax.models.dense import (
@@ -33,7 +34,7 @@ from vit_jax.models.dense import (
   keep_rows,
 )
 from vit_jax.models.pooling import ClassToken, Head, Pooling
-from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
+from vit_jax.models.posemb import Grids, Layout, Learned, PositionEmbedding
 from vit_jax.types import (
   HARMLESS,
   Count,
@@ -77,6 +78,7 @@ class PatchEmbedding:
   norm: Literal['patches', 'tokens'] | None = None
 
   layer: ClassVar[Callable[..., Dense]] = Dense
+  for_grids = property(lambda self: type(self) is PatchEmbedding)
 
   def __post_init__(self) -> None:
     object.__setattr__(self, 'patch_size', as_pair(self.patch_size))
@@ -158,14 +160,13 @@ class Block(nn.Module):
   dtype: Any = 'float32'
   train: bool = False
 
+  for_grids = True
+
   @nn.compact
   def __call__(
-    self, x: jax.Array, drop_rate: jax.Array | None = None, shared: Any = None
-  ) -> jax.Array:
-    """Apply the layer; drop_rate is of stochastic depth, None: 0.
-
-    `shared` is what the position embedding shares among layers, or None.
-    """
+    self, x: Array, drop_rate: Any = None, shared: Any = None, *lengths: Any
+  ) -> Array:
+    """Apply the layer; see `drop_path` and `PositionEmbedding.shared`."""
     options = self.options
     norm = functools.partial(options.make_norm, self.dtype)
     x = keep_batch_split(x)
@@ -173,15 +174,10 @@ class Block(nn.Module):
       x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = x if options.post_norm else norm('norm1')(x)
     y = Attention(
-      num_heads=self.num_heads,
-      options=options,
-      posemb=self.posemb,
-      layout=self.layout,
-      implementation=self.attention,
-      dtype=self.dtype,
-      train=self.train,
+      *(self.num_heads, options, self.posemb, self.layout),
+      *(self.attention, self.dtype, self.train),
       name='attn',
-    )(y, y, shared)
+    )(y, y, shared, *lengths)
     y = norm('norm1')(y) if options.post_norm else y
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
@@ -237,18 +233,17 @@ def run_layers(
   *,
   training: bool,
   per_layer: bool,
-  shared: Any = None,
+  shared: tuple[Any, ...] = (),
   **fields: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
 
   Args:
     model: has `layer`, a class of modules that are called as layer(x, rate or
-      None, shared) -> x; and depth, stochastic_depth, scan and remat.
+      None, *shared) -> x; and depth, stochastic_depth, scan and remat.
     x: [B, N, D].
-    training: whether stochastic depth acts.
-    per_layer: whether to return the output of each layer.
-    shared: argument of all layers, which have the fields `fields`.
+    training, per_layer: whether stochastic depth acts; see the result.
+    shared, fields: arguments and fields of all layers.
 
   Returns:
     [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
@@ -262,7 +257,7 @@ def run_layers(
   layer = remat(model.layer, model.remat, prevent_cse=not model.scan)
 
   def apply(block, x, rate, shared):
-    x = block(x, rate, shared)
+    x = block(x, rate, *shared)
     return x, x if per_layer else None
 
   if model.scan:
@@ -299,6 +294,34 @@ class Classifier(nn.Module):
     """
     out = self.features(images, train=train, per_layer=False, **options)
     return out['logits'] if self.num_classes else out['pre_logits']
+
+
+def grid_of(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+  """Return {'grid': ...} for a model, if a batch is of KeepAspect, or {}."""
+  if 'grid' not in batch:
+    return {}
+  for name in ('layer', 'embedding', 'posemb', 'pooling'):
+    part = getattr(model, name, model)
+    if not getattr(part, 'for_grids', part is None):
+      raise UserError(
+        f'Images of any aspect ratio (KeepAspect) are not for {part}. Use a '
+        'VisionTransformer with PatchEmbedding, a pooling, and as posemb '
+        'SinCos2d, a rotary one, or FlexiPositions of models/flexi.py.'
+      )
+  return {'grid': batch['grid']}
+
+
+def padded(model: Any, layout: Layout, grid: Any) -> Layout:
+  """Return the Layout of examples whose grids are int32 [B, 2]."""
+  grid_of(model, {'grid': grid})
+  if layout.grid[0] != 1:
+    raise UserError(
+      f'KeepAspect has another patch_size than {model.embedding}. Use its own.'
+    )
+  sizes = jnp.maximum(grid, 1)  # evaluators pad batches with 0
+  lengths = layout.prefix + sizes.prod(axis=1)
+  grids = Grids(sizes, layout.grid[1])
+  return dataclasses.replace(layout, grid=grids, lengths=lengths)
 
 
 def check_images(images: Any) -> None:
@@ -360,6 +383,7 @@ class VisionTransformer(Classifier):
     self,
     images: jax.Array,
     *,
+    grid: jax.Array | None = None,
     train: bool = False,
     per_layer: bool = True,
     maps: Sequence[int] = (),
@@ -370,22 +394,20 @@ class VisionTransformer(Classifier):
 
     Args:
       images, train: see Classifier.
+      grid: int32 [B, 2], for images of KeepAspect; features of padding are 0.
       per_layer: whether to return the output of each layer.
       maps: layers whose patches are returned as maps; -1: after the final norm.
       patch_sources: int32 [B, gh * gw], index of the patch whose embedding
-        replaces each patch before positions are added, or below 0 for the mask
-        vector. None: nothing is replaced.
+        replaces each before positions are added; below 0: the mask vector.
       visible: int32 [B, v], the patches that the layers get, in this order,
-        each with its own position; then N is the tokens of the pooling plus v,
-        and there are no maps. None: all patches.
+        each with its own position. Then there are no maps. None: all patches.
 
     Returns:
       feature_map: [B, ., ., F], output of the ResNet of a hybrid.
       patches: [B, gh * gw, D], embedded patches before any is replaced.
       block_0 ... block_{L-1}: [B, N, D], output of each layer.
       map_i, map_-1: [B, gh, gw, D], the patches of block_i, and of tokens.
-      tokens: [B, N, D], all tokens after the final norm, if that comes before
-        pooling.
+      tokens: [B, N, D], after the final norm if that comes before pooling.
       pooled: [B, D], or [B, gh * gw, D] with NoPooling.
       pre_logits: output of the head's tanh layer if there is one, else pooled.
       logits: float32 [B, K], or [B, gh * gw, K]. Absent without a head.
@@ -395,10 +417,11 @@ class VisionTransformer(Classifier):
     check_images(images)
     pooling, posemb = self.pooling, self.posemb or PositionEmbedding()
     # Equation 1, added in float32.
-    out, grid = self.embedding(self, images)
-    layout = pooling.layout(grid)
+    out, cells = self.embedding(self, images)
+    layout = pooling.layout(cells)
+    whole = layout if grid is None else padded(self, layout, grid)
     x = self.embedding.replace(self, out['patches'], patch_sources)
-    x = posemb.add_to_patches(self, x.astype(jnp.float32), grid)
+    x = posemb.add_to_patches(self, x.astype(jnp.float32), whole.grid)
     if visible is not None:
       if posemb.in_layers:
         raise UserError(f'{posemb} needs all patches. Use SinCos2d().')
@@ -418,33 +441,29 @@ class VisionTransformer(Classifier):
       x,
       training=train,
       per_layer=per_layer or bool(maps),
-      shared=posemb.shared(self, layout, train),
+      shared=(posemb.shared(self, whole, train), whole.lengths),
       **self.layer_fields(layout, train),
     )
     # Equation 4.
-    out |= outputs if per_layer else {}
-    out['tokens'] = norm('norm')(x) if pooling.norm == 'before' else x
+    outputs['tokens'] = norm('norm')(x) if pooling.norm == 'before' else x
+    if grid is not None:
+      out, outputs = jax.tree.map(whole.without_padding, (out, outputs))
+    out |= outputs if per_layer else {'tokens': outputs['tokens']}
     for i in maps:
-      chosen = out['tokens'] if i == -1 else outputs[f'block_{i}']
+      chosen = outputs['tokens' if i == -1 else f'block_{i}']
       patches = chosen[:, layout.prefix :]
-      out[f'map_{i}'] = patches.reshape(-1, *grid, self.width)
-    x = pooling(self, out['tokens'], layout)
+      out[f'map_{i}'] = patches.reshape(-1, *cells, self.width)
+    x = pooling(self, out['tokens'], whole)
     x = norm('norm')(x) if pooling.norm == 'after' else x
     return out | pooling.classify(self, self.head, x)
 
   def layer_fields(self, layout: Layout, train: bool) -> dict[str, Any]:
     """Return the fields of the layers, which are of the class `layer`."""
-    return {
-      'num_heads': self.num_heads,
-      'mlp_dim': self.mlp_dim,
-      'options': self.block,
-      'posemb': self.posemb if self.posemb and self.posemb.in_layers else None,
-      'layout': layout,
-      'dropout': self.dropout,
-      'attention': self.attention,
-      'dtype': self.dtype,
-      'train': train,
-    }
+    names = 'num_heads', 'mlp_dim', 'dropout', 'attention', 'dtype'
+    fields = {name: getattr(self, name) for name in names}
+    posemb = self.posemb if self.posemb and self.posemb.in_layers else None
+    fields |= {'options': self.block, 'posemb': posemb}
+    return fields | {'layout': layout, 'train': train}
 
   def _check(self):
     if self.width % self.num_heads:

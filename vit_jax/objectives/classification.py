@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.models.vit import Classifier
+from vit_jax.models.vit import Classifier, grid_of
 from vit_jax.objectives.encode import encode
 from vit_jax.step import Labelled, OfFeatures, Seen, Terms
 from vit_jax.types import (
@@ -42,13 +42,16 @@ class OfLogits(OfFeatures, Labelled):
   preprocess: Preprocess
   terms: Terms = dataclasses.field(default_factory=dict)
 
+  for_grids = True
+
   def encode(self, seen: Seen, whole: bool = False) -> Seen:
     """Return it with the logits; `whole`, and for terms, with all features."""
     model, images = self.model, self.preprocess(seen.batch['image'])
+    grid = grid_of(model, seen.batch) if 'grid' in seen.batch else {}
     if (whole or self.terms) and isinstance(model, Classifier):
-      found = encode(model, seen.params, images, seen.rng)
+      found = encode(model, seen.params, images, seen.rng, **grid)
     else:
-      options: Any = {'train': True, 'rngs': {'dropout': seen.rng}}
+      options: Any = {'train': True, 'rngs': {'dropout': seen.rng}, **grid}
       logits = model.apply({'params': seen.params}, images, **options)
       found = {'logits': logits}
     return seen._replace(features={'image': found})

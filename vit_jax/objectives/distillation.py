@@ -21,6 +21,7 @@ import optax
 
 from vit_jax.data.targets import Classes
 from vit_jax.durations import Timeline
+from vit_jax.models.vit import grid_of
 from vit_jax.objectives.classification import CrossEntropy, softmax_xent
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.objectives.wrapper import Around
@@ -28,6 +29,7 @@ from vit_jax.step import Labelled, OfFeatures, Seen
 from vit_jax.types import (
   RATE,
   Array,
+  Batch,
   Fraction,
   Kinds,
   MakeObjective,
@@ -67,9 +69,11 @@ class Teacher(FrozenTeacher):
     names = None if self.same_classes else made.weights.class_names
     return made.opened(class_names=names)
 
-  def __call__(self, params: Params, images: Array) -> jax.Array:
-    """Return float32 logits [B, K] of images [B, H, W, C] in 0..255."""
-    logits = self.model.apply({'params': params}, self.convert(images))
+  def __call__(self, params: Params, batch: Batch) -> jax.Array:
+    """Return float32 logits [B, K] of a batch, whose images are in 0..255."""
+    grid = grid_of(self.model, batch)
+    images = self.convert(batch['image'], resize=not grid)
+    logits = self.model.apply({'params': params}, images, **grid)
     return jax.lax.stop_gradient(logits)
 
 
@@ -100,6 +104,7 @@ class Distillation(OfFeatures, Around, Labelled):
   temperature: Positive = 1.0
   weight: Fraction = 1.0
 
+  for_grids = True
   kinds: ClassVar[Kinds] = {**Labelled.kinds, 'agreement': RATE}
   teachers = property(lambda self: {'teacher': self.teacher})  # type: ignore
 
@@ -142,8 +147,7 @@ class Distillation(OfFeatures, Around, Labelled):
     logits_for_teacher = found.get('distillation_logits', found['logits'])
     labels = jnp.asarray(seen.batch['label'])
     label_loss, metrics = self.inner.compare(logits, labels)
-    params, images = seen.context.teachers['teacher'], seen.batch['image']
-    targets = self.teacher(params, images)
+    targets = self.teacher(seen.context.teachers['teacher'], seen.batch)
     losses = teacher_loss(
       logits_for_teacher, targets, kind=self.kind, temperature=self.temperature
     )

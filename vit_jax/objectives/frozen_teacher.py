@@ -125,7 +125,7 @@ class FrozenTeacher(FrozenModel):
   def read(self) -> FlatParams:
     return formats.read(self.path, **self.options).params
 
-  def convert(self, images: Array) -> jax.Array:
+  def convert(self, images: Array, resize: bool = True) -> jax.Array:
     """Return float images of the teacher, from [B, H, W, C] in 0..255.
 
     The file says how they are normalised, and the interpolation that resizes
@@ -139,7 +139,7 @@ class FrozenTeacher(FrozenModel):
         f'these have {x.shape[-1]}. Set --config.data.source.channels, or use '
         'another teacher.'
       )
-    if x.shape != shape:
+    if resize and x.shape != shape:
       method = transforms.antialiased(self.weights.transforms)
       x = jax.image.resize(x, shape, method.replace('lanczos', 'lanczos3'))
     return x

@@ -30,6 +30,7 @@ from vit_jax.reports.pictures import rgb
 from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays, figures
 from vit_jax.types import UserError
+from vit_jax.weights import bundle
 from vit_jax.weights.bundle import Weights
 
 SHOWN = {'rollout': 'heads', 'attention': 'maps'}  # key in an Explainer's dict
@@ -54,7 +55,7 @@ class Explainer:
   """
 
   def __init__(self, weights: Weights) -> None:
-    self.weights = weights
+    self.weights = weights = bundle.squeeze(weights)
     self.no_attention = arrays.obstacles(weights).get('rollout')
     model, self._params = pretrained.build(weights)
     steps: list[Any] = [predict.forward_fn(weights, model)]

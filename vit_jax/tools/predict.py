@@ -33,7 +33,7 @@ from vit_jax.data.sources import image_files
 from vit_jax.data.targets import top as top
 from vit_jax.io import terminal
 from vit_jax.io.files import csv_line, replacing
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import VisionTransformer, grid_of
 from vit_jax.parallel import sharding
 from vit_jax.tools import arguments, parsers
 from vit_jax.types import Params, PathLike, UserError
@@ -76,17 +76,21 @@ def predict(
 def forward_fn(
   weights: Weights, model: Any, layer: str | None = None
 ) -> Callable[..., dict[str, Any]]:
-  """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
+  """Return the function (params, batch) -> {name: [B, ...]}.
+
+  The batch is uint8 [B, H, W, C], and 'grid' of KeepAspect.
+  """
   options: dict[str, Any] = {'per_layer': str(layer).startswith('block_')}
   found = re.fullmatch(r'map_(-1|\d+)', layer or '')
   if found and isinstance(model, VisionTransformer):
     options['maps'] = tuple({int(found[1])} & {*range(-1, model.depth)})
 
-  def forward(params, images):
+  def forward(params, images, **grid):
     images, variables = weights.preprocess(images), {'params': params}
     out = {}
     if hasattr(model, 'features'):
-      found = model.apply(variables, images, method='features', **options)
+      given = options | grid_of(model, grid)
+      found = model.apply(variables, images, method='features', **given)
     else:  # a model of your own needs no more than logits
       found = {'logits': model.apply(variables, images)}
     if 'logits' in found:
@@ -116,23 +120,29 @@ def in_batches(
   size = -(-min(batch_size, len(paths)) // ways) * ways
   params = jax.device_put(params, sharding.replicated(mesh))
   forward = jax.jit(forward)
-  shape = weights.image_shape
+  like = {'images': np.zeros(weights.image_shape, np.uint8)}
+  if weights.keeps_aspect:
+    blank = weights.transforms[-1](like['images'], np.random.default_rng(0))
+    like = {'images': blank['image'], 'grid': blank['grid']}
+  shape = like['images'].shape
   loaded = image_files.load(
     paths, weights.transforms, channels=shape[2], ahead=2 * size
   )
   waiting: tuple[Any, Any] = (), {}
   while group := list(itertools.islice(loaded, size)):
-    images = np.zeros((size, *shape), np.uint8)
+    batch = {k: np.stack([x] * size) for k, x in like.items()}
     for i, (path, image) in enumerate(group):
       if isinstance(image, ValueError):
         continue
+      if isinstance(image, dict):
+        batch['grid'][i], image = image['grid'], image['image']
       if image.shape != shape:
         raise UserError(
           f'{path} has the shape {image.shape} after the transforms of the '
           f'weights; the model takes {shape}.'
         )
-      images[i] = image
-    out = forward(params, sharding.put_batch(images, mesh))
+      batch['images'][i] = image
+    out = forward(params, **sharding.put_batch(batch, mesh))
     # The device computes this batch while the last is yielded.
     yield from _results(*waiting)
     waiting = group, out

@@ -7,6 +7,7 @@ known from the model alone (`shapes`), by jax.eval_shape.
 import dataclasses
 import difflib
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -16,9 +17,10 @@ import numpy as np
 
 from vit_jax import config, tree
 from vit_jax.data.targets import Classes, Targets
-from vit_jax.data.transforms import Resize
-from vit_jax.models import posemb
+from vit_jax.data.transforms import KeepAspect, Resize, antialiased
+from vit_jax.models import posemb, resample
 from vit_jax.models.dense import Normalize
+from vit_jax.models.flexi import FlexiPositions
 from vit_jax.models.vit import Classifier
 from vit_jax.types import Count, Expect, Model, Shape, Side, UserError
 
@@ -41,7 +43,8 @@ class Weights:
   Attributes:
     model: Flax module, with its number of classes.
     params: {path: array}, layers unrolled ('block_0/...').
-    image_shape: (H, W, C) that the model was last trained or used with.
+    image_shape: (H, W, C) that the model was last trained or used with; of
+      images of any aspect ratio, the one with the grid of its positions.
     preprocess: converts uint8 images to the model's float images.
     transforms: convert a decoded image to one of image_shape, in order. None:
       resized as in the paper's code, without keeping the aspect ratio.
@@ -53,6 +56,7 @@ class Weights:
     notes: changes of the parameters other than renaming.
     step: training step, or 0.
     is_described: whether model.json or the like says how it was run (dtype).
+    keeps_aspect: whether the last transform is KeepAspect.
   """
 
   model: Annotated[Any, Expect(lambda m: hasattr(m, 'clone'), 'a Flax module')]
@@ -71,6 +75,13 @@ class Weights:
   def __post_init__(self) -> None:
     if self.transforms is None:
       self.transforms = (Resize(self.image_shape[:2]),)
+    last: Any = [None, *self.transforms][-1]
+    self.keeps_aspect = isinstance(last, KeepAspect)
+    if self.keeps_aspect:  # not the shape of patches side by side
+      side = math.isqrt(last.max_patches)
+      grid = getattr(self.model.posemb, 'stored', (side, side))
+      size = self.model.embedding.image_size(grid)
+      self.image_shape = (*size, self.image_shape[2])
 
 
 def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
@@ -194,6 +205,8 @@ def with_table(weights: Weights) -> Weights:
     table = model.posemb.table(params, grid, model.width)
   if table is None:
     raise UserError(f'posemb={model.posemb} acts in the layers.')
+  if isinstance(model.posemb, FlexiPositions):
+    table = resample.resize(table, grid, model.posemb.resize_method)
   params['pos_embedding'] = np.reshape(table, (1, *grid, model.width))
   if 'cls' in params:
     params.setdefault('cls_pos_embedding', np.zeros_like(params['cls']))
@@ -204,6 +217,30 @@ def with_table(weights: Weights) -> Weights:
     weights.notes.append('  positions written as a table, which is learned')
   model = model.clone(posemb=positions)
   return dataclasses.replace(weights, model=model, params=params)
+
+
+def keep_aspect(weights: Weights, max_patches: int | None = None) -> Weights:
+  """Return Weights for images of any aspect ratio, see KeepAspect.
+
+  `max_patches` is by default the number of patches of images so far.
+  """
+  model, how = weights.model, antialiased(weights.transforms)
+  grid, patch = model.embedding.grid(weights.image_shape), model.embedding
+  if type(model.posemb) is posemb.Learned:
+    table = FlexiPositions(prefix=model.posemb.prefix, stored=grid)
+    model = model.clone(posemb=table)
+  count = max_patches or math.prod(grid)
+  keep = KeepAspect(patch.patch_size, count, interpolation=how)
+  return dataclasses.replace(weights, model=model, transforms=(keep,))
+
+
+def squeeze(weights: Weights) -> Weights:
+  """Return Weights for images of one shape."""
+  if not weights.keeps_aspect:
+    return weights
+  weights.notes.append('  images are resized without keeping the aspect ratio')
+  plain = Resize(weights.image_shape[:2])
+  return dataclasses.replace(weights, transforms=(plain,))
 
 
 def build(weights: Weights) -> tuple[Any, dict[str, Any]]:

@@ -48,6 +48,7 @@ def stablehlo(
       f'The parameters take {size / 1e9:.1f} GB; a file of jax.export holds '
       'at most 2 GB. Convert to another format.'
     )
+  weights = bundle.squeeze(weights)
   model, params = bundle.build(weights)
   if hasattr(model, 'attention'):  # fused kernels run on one platform only
     model = model.clone(attention='einsum')

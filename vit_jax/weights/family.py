@@ -47,6 +47,7 @@ class Family:
       likely first.
     posemb_resize: method that resizes positions as the source does.
     images: what the source does to test images, as in timm's pretrained_cfg.
+    keeps_aspect: whether images have any aspect ratio, see KeepAspect.
     write: Weights -> (arrays, config), or raises UserError. None: only read.
   """
 
@@ -67,6 +68,7 @@ class Family:
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
   posemb_resize: Method = 'paper'
   images: Config = dataclasses.field(default_factory=dict)
+  keeps_aspect: bool = False
   write: Callable[[Weights], tuple[FlatParams, Any]] | None = None
 
   def bare(self, name: str) -> str:
@@ -136,13 +138,15 @@ def write(
   if type(weights.model) is not VisionTransformer:
     raise UserError(f'It is a {type(weights.model).__name__}.')
   reasons: dict[str, None] = {}
+  native = weights.keeps_aspect and hasattr(weights.model.posemb, 'stored')
   for family in families:
-    if family.write is not None:
+    if family.write is not None and family.keeps_aspect <= native:
       notes = [*weights.notes]
       try:
-        arrays, config = family.write(weights)
-        texts = make(weights, config)
-        check(weights, arrays, texts, reread)
+        given = weights if family.keeps_aspect else bundle.squeeze(weights)
+        arrays, config = family.write(given)
+        texts = make(given, config)
+        check(given, arrays, texts, reread)
         return arrays, texts
       except UserError as e:
         weights.notes[:] = notes

@@ -16,7 +16,7 @@ from vit_jax.data.transforms import scale
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams
 from vit_jax.weights import architecture, family, image_configs, timm
-from vit_jax.weights.bundle import Weights
+from vit_jax.weights.bundle import Weights, keep_aspect
 from vit_jax.weights.families import hf_towers, hf_vit
 from vit_jax.weights.family import Config
 
@@ -52,7 +52,7 @@ def read(
   if use and 'norm_mean' in config:  # C-RADIO normalises images in the model
     mean, std = config['norm_mean'], config['norm_std']
     use |= {'do_normalize': True, 'image_mean': mean, 'image_std': std}
-  return dataclasses.replace(
+  weights = dataclasses.replace(
     weights,
     class_names=None if class_names == unnamed else class_names,
     activation=activation,
@@ -60,6 +60,8 @@ def read(
     origin=f'hf {name}'.strip(),
     **_use(use, found.images, weights.image_shape, weights.notes),
   )
+  most = (use or {}).get('max_num_patches')
+  return keep_aspect(weights, most) if found.keeps_aspect else weights
 
 
 def _use(config, images, image_shape, notes):
@@ -70,7 +72,8 @@ def _use(config, images, image_shape, notes):
   old_kind = config.get('feature_extractor_type', '')
   kind = config.get('image_processor_type', old_kind)
   bicubic = re.match('(CLIP|Siglip|Bit|Beit)(Image|Feature)', kind)
-  size, large = tuple(image_shape[:2]), _size(config.get('size', 224))
+  size, is_naflex = tuple(image_shape[:2]), 'max_num_patches' in config
+  large = _size(config.get('size', size if is_naflex else 224))
   if bicubic and bicubic[1] == 'CLIP' and isinstance(config.get('size'), int):
     large = config['size']
   crops = config.get('do_center_crop')
@@ -135,7 +138,11 @@ def _texts(weights, config):
     'image_mean': mean,
     'image_std': std,
   }
-  if large != (height, width):
+  if weights.keeps_aspect:
+    use['image_processor_type'] = 'Siglip2ImageProcessor'
+    use['patch_size'] = config['patch_size']
+    use['max_num_patches'] = weights.transforms[-1].max_patches
+  elif large != (height, width):
     use['do_center_crop'] = True
     use['crop_size'] = {'height': height, 'width': width}
   return {'config.json': config, 'preprocessor_config.json': use}

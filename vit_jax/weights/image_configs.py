@@ -100,6 +100,8 @@ def describe(
   crops = [type(x) is CentralCrop and x.size == size for x in rest]
   keeps_aspect = type(first) is ResizeSmall and crops and size[0] == size[1]
   squashes = type(first) is Resize and (crops or first.size == size)
+  if weights.keeps_aspect:
+    first, squashes = Resize(size, first.interpolation, first.antialias), True
   if crops not in ([], [True]) or not (keeps_aspect or squashes):
     weights.notes.append(
       f'  images will be resized to {size[0]}x{size[1]}: the format cannot '

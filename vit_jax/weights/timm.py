@@ -16,7 +16,7 @@ from vit_jax.data.targets import Classes, Numbers
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams, Shape
 from vit_jax.weights import architecture, family, image_configs
-from vit_jax.weights.bundle import Weights
+from vit_jax.weights.bundle import Weights, keep_aspect
 from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit, timm_vlm
 from vit_jax.weights.family import Config
 
@@ -47,7 +47,7 @@ def read(
   images = {**found.images, **config}
   use = image_use(images, weights.image_shape, weights.notes) if images else {}
   activation = config.get('activation', 'softmax')
-  return dataclasses.replace(
+  weights = dataclasses.replace(
     weights,
     class_names=config.get('label_names') or config.get('labels'),
     activation=activation,
@@ -55,6 +55,7 @@ def read(
     origin=f'timm {name}'.strip(),
     **use,
   )
+  return keep_aspect(weights) if found.keeps_aspect else weights
 
 
 def image_use(

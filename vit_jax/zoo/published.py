@@ -46,7 +46,7 @@ vit- google/vit-* B,L,H 16,32,14 224,384 token apache-2.0 hf
 """
 _ROWS = [line.split() for line in _TABLE.strip().splitlines()]
 REFUSED = {  # patterns of timm's ViTs that are not read: reason
-  'naflexvit_*': 'images of several shapes in a batch',
+  'naflexvit_*_gap naflexvit_*_map naflexvit_*_radio_*': 'other interpolation',
   '*relpos*': 'relative positions from an MLP',
   'samvit_*': 'attention in windows',
   '*_18x2_* *_xp_* *_pwee_* *_dpwee_*': 'parallel branches in a layer',

@@ -205,7 +205,8 @@ def load(
 ) -> Iterator[tuple[str, Any]]:
   """Yield (path, image uint8 [H, W, C]), or (path, ValueError), in order.
 
-  Threads read, decode and transform `ahead` images in advance.
+  By KeepAspect, (path, {'image': ..., 'grid': ...}). Threads read, decode and
+  transform `ahead` images in advance.
   """
 
   def loaded(path):
@@ -216,7 +217,7 @@ def load(
         images.warn_once(f'{path}: {encoded.remark}. The image is used.')
       for transform in transforms:
         example = apply(transform, example, rng)
-      return path, example['image']
+      return path, example if 'grid' in example else example['image']
     except (OSError, ValueError) as error:
       return path, ValueError(f'{path}: {error}')
 

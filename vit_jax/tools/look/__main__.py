@@ -24,7 +24,8 @@ weights are drawn. Each figure has its numbers (npz) next to it:
   positions  similarity of position embeddings (Figs. 7, 10)
 
 The figures show the attention of the class token; without one, the mean over
-patches or the MAP head's probe.
+patches or the MAP head's probe. Images that keep their aspect ratio elsewhere
+(KeepAspect) are squeezed to one shape.
 
 The paths of the figures go to stdout, everything else to stderr. The exit
 status is that of predict.
@@ -41,6 +42,7 @@ from vit_jax.reports.attention_figures import STYLES
 from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays, figures
 from vit_jax.types import UserError
+from vit_jax.weights import bundle
 
 _LEAST = 30  # images for t-SNE; of fewer, the distances mean nothing
 
@@ -94,7 +96,7 @@ def _choose(asked, weights, paths):
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
   paths = image_files.find(args.images) if args.images else []
-  weights = arguments.read(args)
+  weights = bundle.squeeze(arguments.read(args))
   names = _choose(args.figure, weights, paths)
   output = pathlib.Path(args.output).expanduser()
   output.mkdir(parents=True, exist_ok=True)

@@ -3,13 +3,12 @@
 Left out are text towers, mask vectors (written as zeros), a classifier of
 DINOv2, which reads two features, and AIMv2's attention pooling. CLIP's
 projection is our head. Final norms are applied to all tokens, as in timm, where
-transformers norms only CLIP's class token. SigLIP 2 with images of any shape
-(NaFlex) is read as a model for one shape. Class tokens of C-RADIO after the
-first, and all of Pixio, are our registers.
+transformers norms only CLIP's class token. `siglip2` is SigLIP 2 for images of
+any aspect ratio (NaFlex); for others, the files of SigLIP 2 are SigLIP's. Class
+tokens of C-RADIO after the first, and all of Pixio, are our registers.
 """
 
 import dataclasses
-import math
 from functools import partial
 
 import numpy as np
@@ -201,11 +200,12 @@ def _write_tower(keys, name, weights):
   return arrays, config | {'projection_dim': weights.model.num_classes or 512}
 
 
-def _unfold(name, axes, arrays, config):
-  """Return arrays with a convolution for rows of square patches, flattened."""
-  shape = [3, *2 * [math.isqrt(arrays[name].shape[1] // 3)]]
-  kernel = arrays[name].reshape(-1, *(shape[i - 1] for i in axes))
-  return arrays | {name: np.moveaxis(kernel, (1, 2, 3), axes)}
+def _write_siglip2(weights):
+  arrays, config = _write_tower(_SIGLIP, 'Siglip2', weights)
+  timm_vit.fold(arrays, 'vision_model.embeddings.patch_embedding.weight')
+  del config['image_size']
+  count = len(arrays['vision_model.embeddings.position_embedding.weight'])
+  return arrays, config | {'num_patches': count}
 
 
 _SCALED = PLAIN | {'block.mlp': Gelu('exact'), 'block.layerscale_init': 1.0}
@@ -285,8 +285,12 @@ FAMILIES = (
   dataclasses.replace(
     _SIGLIP_FAMILY,
     pattern='siglip2(_vision_model)?',
-    prepare=partial(_unfold, 'embeddings.patch_embedding.weight', (2, 3, 1)),
+    prepare=partial(
+      timm_vit.unfold, 'embeddings.patch_embedding.weight', (2, 3, 1)
+    ),
     posemb_resize='bilinear_antialias',
+    keeps_aspect=True,
+    write=_write_siglip2,
   ),
   _SIGLIP_FAMILY,
   family(
@@ -306,7 +310,9 @@ FAMILIES = (
     args={'use_swiglu_ffn': (False,)},
     prefix=r'radio_model\.(model\.)?',
     unused=r'(radio_model\.)?(input_cond|summary_idxs).*|.*video_embedder.*',
-    prepare=partial(_unfold, 'patch_generator.embedder.weight', (1, 2, 3)),
+    prepare=partial(
+      timm_vit.unfold, 'patch_generator.embedder.weight', (1, 2, 3)
+    ),
     rows=((),),
     posemb_resize='bilinear_square',
     images=image_configs.OPENAI,

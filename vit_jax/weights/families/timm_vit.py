@@ -8,6 +8,7 @@ has an architecture that implies them.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from vit_jax.models.dense import Gelu, SwiGlu
 from vit_jax.models.pooling import ClassToken, Map, Mean
-from vit_jax.types import FlatParams
+from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families.timm_cnn import backbone_keys
@@ -31,7 +32,9 @@ ROWS = (
   Key('dist_token', 'dist'),
   Key('reg_token', 'registers'),
   Key('pos_embed', _POSITIONS, 'table'),
+  Key('embeds.pos_embed', 'pos_embedding', 'table'),
   *conv('patch_embed.proj', 'embedding'),
+  *conv('embeds.proj', 'embedding'),
   *norm('norm_pre', 'embedding_norm'),
   *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
   *linear('blocks.{i}.attn.qkv', 'block_{i}/attn/query|key|value'),
@@ -207,6 +210,36 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
   return keys.to_theirs(params), (architecture, args)
 
 
+def unfold(
+  name: str, axes: tuple[int, ...], arrays: Any, config: Config
+) -> dict[str, Any]:
+  """Return arrays with a convolution for rows of square patches, flattened."""
+  shape = [3, *2 * [math.isqrt(arrays[name].shape[1] // 3)]]
+  kernel = arrays[name].reshape(-1, *(shape[i - 1] for i in axes))
+  return {**arrays, name: np.moveaxis(kernel, (1, 2, 3), axes)}
+
+
+def fold(arrays: dict[str, Any], name: str) -> None:
+  """Flatten a convolution to rows of [height, width, RGB]."""
+  kernel = arrays[name].transpose(0, 2, 3, 1)
+  arrays[name] = kernel.reshape(len(kernel), -1)
+
+
+def _write_naflex(weights):
+  arrays, (architecture, args) = write(weights)
+  tokens = args['class_token'] or args['reg_tokens']
+  if tokens or architecture not in _ARCHITECTURES.values():
+    raise UserError("timm's NaFlexVit has other norms, MLPs or tokens.")
+  grid, table = weights.model.posemb.stored, arrays.pop('pos_embed')
+  arrays['embeds.pos_embed'] = table.reshape(1, *grid, -1)
+  for end in ('weight', 'bias'):
+    arrays[f'embeds.proj.{end}'] = arrays.pop(f'patch_embed.proj.{end}')
+  fold(arrays, 'embeds.proj.weight')
+  args = {'act_layer': 'gelu', 'pos_embed_grid_size': [*grid]} | args
+  del args['no_embed_class']
+  return arrays, ('naflexvit_base_patch16_siglip', args)
+
+
 VIT = Family(
   r'(vit_(?!dp?wee|pwee|dlittle)[a-z0-9]+_patch\d+'
   r'(_plus|_36x1|_reg\d|_siglip|_gap|_map|_tipsv2|_dinov2)*(_\d+)?(_miil)?|'
@@ -226,11 +259,20 @@ def _like(pattern: str, fields: Config | None = None, **changes: Any) -> Family:
   """Return VIT for other architectures, which is only read."""
   fields = {**VIT.fields, **(fields or {})}
   return dataclasses.replace(
-    VIT, pattern=pattern, write=None, fields=fields, **changes
+    VIT, pattern=pattern, fields=fields, **{'write': None} | changes
   )
 
 
 FAMILIES = (
+  _like(
+    r'naflexvit_[a-z0-9]+_patch\d+_siglip',
+    {'block.mlp': _TANH},
+    anchor=r'embeds\.proj\.weight',
+    prepare=functools.partial(unfold, 'embeds.proj.weight', (2, 3, 1)),
+    posemb_resize='bilinear_antialias',
+    keeps_aspect=True,
+    write=_write_naflex,
+  ),
   _like(
     'vit_(so400m|giantopt)_patch16_siglip_.*|vit_base_patch32_siglip_.*|'
     'vit_large_patch16_siglip_(gap_)?512',
