@@ -109,7 +109,7 @@ class RotaryAxial(Rotary):
     if self.class_angles:
       init = jax.nn.initializers.normal(waves.shape[-1] ** -0.5)
       angles = module.param('cls_angles', init, (1, waves.shape[-1]))
-      waves = waves.at[:, :1].set(_waves(angles[:, None], Layout((0, 0))))
+      waves = waves.at[:, :, :1].set(_waves(angles[:, None], Layout((0, 0))))
     if self.registers is None:
       return waves
     count = layout.num_registers
