@@ -123,7 +123,8 @@ def attention(
   if implementation == 'einsum':
     out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits, lengths)
   elif implementation == 'pallas':
-    out = pallas_attention.attend(q, k, v, lengths)
+    keys = [] if lengths is None else [lengths]
+    out = pallas_attention.attend(q, k, v, *keys)
   elif implementation == 'cudnn':
     out = _cudnn(q, k, v, lengths)
   else:
