@@ -32,6 +32,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     positions,tiny pooling,tiny head,tiny axial,tiny optimizer,tiny
     positions,embedded,steps=300,seeds=3
   """,
+  'aspect': 'default seeds=1 tiny',
   'deit': """
     deit,S/16 deit,Ti/16,soft deit,B/16,distilled,epochs=1000,folder
     deit3,S/16 deit3,M/16 deit3,H/14,imagenet21k,fsdp,tensor=2

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -238,7 +239,8 @@ def squeeze(weights: Weights) -> Weights:
   """Return Weights for images of one shape."""
   if not weights.keeps_aspect:
     return weights
-  weights.notes.append('  images are resized without keeping the aspect ratio')
+  note = 'images are resized without keeping the aspect ratio'
+  print(f'{weights.origin}: {note}', file=sys.stderr)
   plain = Resize(weights.image_shape[:2])
   return dataclasses.replace(weights, transforms=(plain,))
 
