@@ -72,6 +72,7 @@ class Evaluation:
   patch_size: Size | None = None
 
   def make(self, model: Model, **options: Any) -> Evaluator:
+    """Return the evaluator of the model with patches of `patch_size`."""
     return self.evaluator(with_patches(model, self.patch_size), **options)
 
 

@@ -102,7 +102,7 @@ def attention(
       'einsum' is the only one that can drop attention weights or add to the
       logits; 'pallas' is the kernel for TPUs in pallas_attention.py; 'auto' is
       `default`, unless a run has measured, see attention_choice.py.
-    dropout_rate, dropout_rng: fraction of the weights to drop; a key.
+    dropout_rate, dropout_rng: fraction of the weights to drop, and its key.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
     lengths: int32 [B], the keys of each example, at least 1, before padding.
 

@@ -46,7 +46,7 @@ class FlexiPatches(PatchEmbedding):
   """Embedding of patches of any size.
 
   Attributes:
-    patch_size: in this pass; a run with `sizes.RandomPatches` changes it.
+    patch_size: in this pass; a run with RandomPatches changes it.
     kernel_size: side of the patches that the kernel is stored for.
     method: see `resample.resize_kernel`; big_vision's by default.
   """
@@ -90,9 +90,8 @@ def fixed(model: Any, method: Any) -> tuple[Any, Any]:
 
   Other models, and `method`, are returned as they are.
   """
-  if not isinstance(
-    embedding := getattr(model, 'embedding', None), FlexiPatches
-  ):
+  embedding = getattr(model, 'embedding', None)
+  if not isinstance(embedding, FlexiPatches):
     return model, method
   parts = {'embedding': _plain(PatchEmbedding, embedding)}
   if isinstance(model.posemb, FlexiPositions):
@@ -119,6 +118,8 @@ def with_patches(model: Any, patch_size: Size | None) -> Any:
 
 
 class Sizes(Protocol):
+  """Sizes of the patches in each step of a run."""
+
   @property
   def patch_sizes(self) -> Sequence[Size]: ...
 
