@@ -103,3 +103,34 @@ def test_the_command_for_gpus(tmp_path):
     if word.endswith('.py'):
       assert (FOLDER / word).exists(), word
   subprocess.run(['bash', '-n', str(FOLDER / 'gpu.sh')], check=True)
+
+
+# As libtpu writes it: one instruction in each line, and comments.
+SCHEDULE = """
+= control target key start
+LB: loop body
+= control target key end
+
+     0   :  { %4 = vsyncpa 0 } /* entry bundle: %x = fusion(%y) */
+   0x1   :  { %s1 = smov 0 } /* Start region 8 */
+   0x2 LB: > { %s2 = sadd.s32 1, %s1 } /* Start region 9 :: End region 8 */
+   0x3 LB: >> { %v1 = vld [vmem:[%s2]
+] ;; %s3 = sadd.s32 1, %s2 } /* Start region 10 */
+   0x4   : >> { %p1 = scmp.ge.s32.totalorder %s3, 5 /* loop exit test */ }
+   0x5   : >> { %7 = sbr.rel (!%p1) target = $region10 } /* End region 10 */
+   0x6   : > { %p2 = scmp.ge.s32.totalorder %s2, 24 /* loop exit test */ }
+   0x7   : > { %8 = sbr.rel (%p3) target = $region11 }
+   0x8   : > { %9 = sbr.rel (!%p2) target = $region9 }
+   0x9   :  {} /* Start region 11 :: End region 9 */
+"""
+
+
+def test_schedules_count_loops():
+  schedule = runpy.run_path(str(FOLDER / 'tpu_schedule.py'))['schedule']
+  assert schedule(SCHEDULE) == 3 + 24 * (4 + 5 * 3)
+
+
+def test_bytes_of_arrays_on_chip_do_not_count():
+  found = runpy.run_path(str(FOLDER / 'tpu_schedule.py'))['hbm_bytes']
+  on_chip = 'f32[256,196]{0,1:T(8,128)S(1)}'
+  assert found(f'({on_chip}, bf16[2,3]{{1,0:T(8,128)(2,1)}}, s32[])') == 16

@@ -153,14 +153,14 @@ def test_cost_of_kernels():
   stated = costs(with_kernel(f', backend_config={config}'))
   assert (stated.kernel_flops, stated.kernel_bytes) == (394_000_000, 819_000)
   assert stated.unknown_kernels == 0
-  # At v5e's 197 TFLOP/s: 2 us; at 819 GB/s: 1 us; and 15%. With head dimension
-  # 64, half of the lanes are empty: 4 us. Of 8 heads of 80 lanes, 4 are in two
-  # registers: 192 lanes on average.
-  for head_dim, padding in ((128, 1), (None, 1), (64, 2), (80, 192 / 80)):
-    found = rows.kernel_cycles(stated, 'TPU v5 lite', head_dim)
-    expected = 1.15 * (2 * padding + 1) * 1e-6 * 1.5e9
-    assert found == pytest.approx(expected)
-  assert rows.kernel_cycles(costs(LOOP), 'TPU v5 lite', 64) == 0
+  # 394 MFLOP at 32% of v6e's 918 TFLOP/s, at 1.75 GHz. 80 times as many bytes,
+  # 65.5 MB, take longer at 1,640 GB/s.
+  found = rows.kernel_cycles(stated, 'TPU v6 lite')
+  assert found == pytest.approx(394e6 / 0.32 / 918e12 * 1.75e9)
+  stated.kernel_bytes *= 80
+  found = rows.kernel_cycles(stated, 'TPU v6 lite')
+  assert found == pytest.approx(65.52e6 / 1640e9 * 1.75e9)
+  assert rows.kernel_cycles(costs(LOOP), 'TPU v5 lite') == 0
 
 
 def test_shapes_in_bytes():
@@ -290,7 +290,7 @@ def test_several_views_of_an_image():
 
 def test_numbers_of_a_tpu(monkeypatch):
   """Times follow from the cycles and the data sheet of the chip."""
-  row = {'device_kind': 'TPU v5 lite', 'head_dim': 64}
+  row = {'device_kind': 'TPU v5 lite'}
   row |= {'batch_size': 8, 'model_tflop': 1e-6}
   compiled = jax.jit(jnp.tanh).lower(jnp.zeros(4)).compile()
   found = rows.numbers(row, compiled, LOOP)
@@ -371,7 +371,7 @@ def test_the_roofline_of_a_gpu_program():
 
 
 def test_numbers_of_a_gpu():
-  row = {'device_kind': 'NVIDIA H100 80GB HBM3', 'head_dim': 64}
+  row = {'device_kind': 'NVIDIA H100 80GB HBM3'}
   row |= {'batch_size': 8, 'model_tflop': 1e-6, 'mesh': '1 device'}
   compiled = jax.jit(jnp.tanh).lower(jnp.zeros(4)).compile()
   found = rows.numbers(row, compiled, GPU)

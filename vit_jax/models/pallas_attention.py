@@ -15,7 +15,9 @@ compiler accepts it for v4, v5e, v5p and v6e.
 Shapes: B examples, N tokens, h heads of dimension d, W lanes of a program.
 """
 
+import collections
 import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -30,6 +32,8 @@ from vit_jax.types import UserError
 _LANES = 128  # of a vector register; matrix units have as many columns
 # Bytes on chip that a program may hold, and that the compiler allows.
 _BUDGET, _LIMIT = 14 * 2**20, 16 * 2**20
+# Heads that begin before one ends, and scores of a program without a loop.
+_AHEAD, _UNROLLED = 2, 2**20
 # How CPUs run the kernels: True, or pltpu.InterpretParams, which simulates the
 # memory of a TPU and is much slower.
 INTERPRET: Any = True
@@ -91,6 +95,8 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
 class _Plan(NamedTuple):
   heads: int  # those of a program
   width: int  # head dimension of the arrays, which may be padded
+  step: int  # heads of one iteration
+  ahead: int  # heads that begin before one ends
   held: int  # bytes on chip in the backward pass
 
 
@@ -99,23 +105,25 @@ def _plan(tokens, heads, width, dtype):
 
   If none fits, heads are padded to whole registers, which may not fit either.
   """
+  rows, keys = _round_up(tokens, 16), _round_up(tokens, _LANES)
 
-  def plan(n, width):
-    # Two buffers of q, do, dq, k, v, dk and dv, and 5 arrays of scores.
-    rows = _round_up(tokens, 16)
-    lanes = _round_up(n * width, _LANES)
-    buffers = 14 * jnp.dtype(dtype).itemsize * rows * lanes
-    return _Plan(n, width, buffers + 20 * rows * _round_up(tokens, _LANES))
+  def plans(width, ahead):
+    least = _least(heads, width)
+    counts = [n for n in range(least, heads + 1, least) if heads % n == 0]
+    for n in reversed(counts):
+      short = [x for x in counts if x * rows * keys <= _UNROLLED]
+      step = max((x for x in short if n % x == 0), default=least)
+      # Two buffers of q, do, dq, k, v, dk and dv, and arrays of scores.
+      lanes = _round_up(n * width, _LANES)
+      held = 14 * jnp.dtype(dtype).itemsize * rows * lanes
+      held += 4 * (5 + 2 * min(ahead, step - 1)) * rows * keys
+      yield _Plan(n, width, step, ahead, held)
 
   aligned = _LANES % width == 0 and _least(heads, width) * width % _LANES == 0
   padded = width if aligned else _round_up(width, _LANES)
-  for each in (width, padded):
-    least = _least(heads, each)
-    counts = range(least, heads + 1, least)
-    plans = [plan(n, each) for n in counts if heads % n == 0]
-    if fitting := [found for found in plans if found.held <= _BUDGET]:
-      return fitting[-1]
-  return plans[0]
+  both = itertools.product((width, padded), (_AHEAD, 0))
+  found = [plan for each, ahead in both for plan in plans(each, ahead)]
+  return next((plan for plan in found if plan.held <= _BUDGET), found[-1])
 
 
 def _round_up(n, unit):
@@ -161,7 +169,7 @@ def _call(kernel, width, arrays, lengths):
   )
   forward = kernel is _forward
   out = [jax.ShapeDtypeStruct(arrays[0].shape, dtype)] * (1 if forward else 3)
-  flops = (4 if forward else 10) * batch * tokens**2
+  scores = batch * heads * _round_up(tokens, 8) * _round_up(tokens, _LANES)
   call = functools.partial(
     pl.pallas_call,
     functools.partial(kernel, plan, width**-0.5),
@@ -175,9 +183,10 @@ def _call(kernel, width, arrays, lengths):
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'parallel'), vmem_limit_bytes=_LIMIT
     ),
+    # What units compute: whole registers of scores, and of heads.
     cost_estimate=pl.CostEstimate(
-      flops=flops * heads * width,
-      transcendentals=batch * tokens**2 * heads,
+      flops=(4 if forward else 10) * scores * _LANES,
+      transcendentals=scores,
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *out)),
     ),
     name=f'attention{kernel.__name__}',
@@ -206,11 +215,15 @@ def _forward(plan, scale, *refs):
 
   def group(q, k, v):
     parts = {}
-    for window, own in _heads(q.shape[-1], plan.width):
+
+    def head(window, own):
       scores = _dot(q[:, window], _keep(k[:, window], own), 1, 1)
+      yield
       weights, total = _softmax(scores, scale, 1, *length)
       out = _dot(weights.astype(v.dtype), _keep(v[:, window], own), 1, 0)
       _collect(parts, window, out / total)
+
+    _stagger(plan, head, q.shape[-1])
     return (parts,)
 
   _for_groups(group, plan, refs[:3], refs[3:])
@@ -227,31 +240,49 @@ def _backward(plan, scale, *refs):
 
   def group(q, do, k, v):
     parts = {}, {}, {}
-    for window, own in _heads(q.shape[-1], plan.width):
+
+    def head(window, own):
       q_, do_, k_, v_ = (x[:, window] for x in (q, do, k, v))
       k_ = _keep(k_, own)
-      weights, total = _softmax(_dot(k_, q_, 1, 1), scale, 0, *length)
-      weights /= total
+      scores = _dot(k_, q_, 1, 1)
       slopes = _dot(_keep(v_, own), do_, 1, 1)
+      yield
+      weights, total = _softmax(scores, scale, 0, *length)
+      weights /= total
       mean = jnp.sum(weights * slopes, axis=0, keepdims=True)
       slopes = (weights * (slopes - mean)).astype(q.dtype)
       _collect(parts[0], window, _dot(slopes, k_, 0, 0) * scale)
       _collect(parts[1], window, _dot(slopes, _keep(q_, own), 1, 0) * scale)
       weights = weights.astype(q.dtype)
       _collect(parts[2], window, _dot(weights, _keep(do_, own), 1, 0))
+
+    _stagger(plan, head, q.shape[-1])
     return parts
 
   _for_groups(group, plan, refs[:4], refs[4:])
 
 
+def _stagger(plan, head, lanes):
+  """Run the generators head(...), which yield once, for all heads of lanes.
+
+  Units compute products in the order of the program. So the first ones of a
+  head come before the last ones of an earlier head, and hide its softmax.
+  """
+  begun = collections.deque[Any]()
+  for each in itertools.starmap(head, _heads(lanes, plan.width)):
+    next(each)
+    begun.append(each)
+    if len(begun) > plan.ahead:
+      next(begun.popleft(), None)
+  for each in begun:
+    next(each, None)
+
+
 def _for_groups(group, plan, inputs, outputs):
-  """Loop over the fewest heads that fill registers, for a short program."""
+  """Loop over groups of heads, for a short program."""
   from jax.experimental import pallas as pl
 
-  step = _least(plan.heads, plan.width)
-  while len(outputs) == 1 and step < 4 and plan.heads % (2 * step) == 0:
-    step *= 2
-  count, step = plan.heads // step, step * plan.width
+  count, step = plan.heads // plan.step, plan.step * plan.width
 
   def body(i, carry):
     begin = pl.multiple_of(i * step, step)
@@ -262,13 +293,6 @@ def _for_groups(group, plan, inputs, outputs):
     return carry
 
   jax.lax.fori_loop(0, count, body, 0)
-
-
-def lanes_per_head(width: int) -> float:
-  """Return the lanes of whole registers that products of a head include."""
-  heads = _LANES // math.gcd(width, _LANES)
-  windows = [window for window, _ in _heads(heads * width, width)]
-  return sum(window.stop - window.start for window in windows) / heads
 
 
 def _heads(lanes, width):

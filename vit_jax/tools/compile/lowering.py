@@ -109,7 +109,6 @@ def lower(
   with jax.set_mesh(mesh):
     lowered = ready.step.lower(**ready.shapes)
     step_flop = flops.count(ready.step, **ready.shapes)
-  heads = getattr(model, 'num_heads', None)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   return lowered, {
     'device_kind': devices[0].device_kind,
@@ -119,7 +118,6 @@ def lower(
     'image_shape': 'x'.join(map(str, ready.images.shape[1:])),
     **({'patch_size': patch_size} if patch_size else {}),
     'num_classes': model.num_classes,
-    'head_dim': heads and model.width // heads,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'parameters': ready.num_params,
     'arguments_gib': gib_on_a_device(ready.shapes),

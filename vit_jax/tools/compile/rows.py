@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.io import terminal
-from vit_jax.models.pallas_attention import lanes_per_head
 from vit_jax.runs import monitor
 from vit_jax.runs.compiled import GIB
 from vit_jax.tools.compile.hlo import Costs, costs
@@ -20,6 +19,7 @@ class Chip(NamedTuple):
   """A kind of device: memory, clock, and bandwidths.
 
   They are of all links, of memory, and of its part of the data-centre network.
+  `kernel_rate` is the part of the peak that pallas_attention.py reaches.
   """
 
   hbm_gib: float
@@ -27,6 +27,7 @@ class Chip(NamedTuple):
   links_gb_s: float
   hbm_gb_s: float
   network_gb_s: float | None = None
+  kernel_rate: float = 0.8
 
 
 # By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock,
@@ -34,14 +35,15 @@ class Chip(NamedTuple):
 # the matrix units reach the peak FLOP/s that monitor.py has. GPUs as in gpus/;
 # their links are NVLink's, or PCIe's of the L4, in one direction. The networks
 # are those of Google's pages on v5e and v6e, 6.4 and 25.6 Tbit/s for 256 chips,
-# and v5p, 50 Gbit/s.
+# and v5p, 50 Gbit/s. Rates of the kernel are those of the schedules that libtpu
+# makes, see docs/compile.md; v2 and v3 were not looked at.
 CHIPS = {
   'TPU v2': Chip(7.48, 0.7, 124, 700),
   'TPU v3': Chip(15.48, 0.94, 164, 900),
-  'TPU v4': Chip(30.75, 1.05, 300, 1228),
+  'TPU v4': Chip(30.75, 1.05, 300, 1228, None, 0.54),
   'TPU v5 lite': Chip(15.75, 1.5, 200, 819, 3.125),
   'TPU v5': Chip(95.73, 1.75, 600, 2765, 6.25),
-  'TPU v6 lite': Chip(31.24, 1.75, 448, 1640, 12.5),
+  'TPU v6 lite': Chip(31.24, 1.75, 448, 1640, 12.5, 0.32),
   'NVIDIA H100 80GB HBM3': Chip(79.1, 1.98, 450, 3352),
   'NVIDIA H200 141GB HBM3e': Chip(141.0, 1.98, 450, 4800),
   'NVIDIA A100-SXM4-80GB': Chip(79.2, 1.41, 300, 2039),
@@ -52,7 +54,7 @@ CHIPS = {
 def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   """Return what a compiled step, with its HLO as text, adds to its row."""
   counted, kind = costs(hlo), row['device_kind']
-  kernels = kernel_cycles(counted, kind, row['head_dim'])
+  kernels = kernel_cycles(counted, kind)
   cycles = counted.cycles and counted.cycles + kernels
   memory = compiled.memory_analysis()
   # Outputs that reuse the memory of donated arguments are part of both.
@@ -126,23 +128,21 @@ def network(
   }
 
 
-def kernel_cycles(
-  counted: Costs, device_kind: str, head_dim: int | None
-) -> float:
+def kernel_cycles(counted: Costs, device_kind: str) -> float:
   """Return the estimated cycles of the Pallas kernels that state their cost.
 
-  The matrix units and the memory work one after the other, at 1 / 1.15 of their
-  peak rates, and a head takes whole registers (None: they are full): within 2%
-  of the schedules of pallas_attention.py, see docs/compile.md.
+  That is the time of their FLOPs at `kernel_rate` of the peak, or of their
+  bytes if it is longer.
   """
   if not counted.kernel_flops or device_kind not in CHIPS:
     return 0.0
   chip, peak = CHIPS[device_kind], monitor.peak_flops(device_kind)
   assert peak is not None
-  padding = lanes_per_head(head_dim) / head_dim if head_dim else 1.0
-  seconds = counted.kernel_flops * padding / peak
-  seconds += counted.kernel_bytes / chip.hbm_gb_s / 1e9
-  return 1.15 * seconds * chip.clock_ghz * 1e9
+  seconds = max(
+    counted.kernel_flops / peak / chip.kernel_rate,
+    counted.kernel_bytes / chip.hbm_gb_s / 1e9,
+  )
+  return seconds * chip.clock_ghz * 1e9
 
 
 def show(row: dict[str, Any], operations: int = 0) -> None:
