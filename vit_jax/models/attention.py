@@ -20,7 +20,9 @@ from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.types import UserError
 
 ATTENTION = 'attention'  # name of the results of attention, for remat policies
-Implementation = Literal['auto', 'xla', 'cudnn', 'einsum', 'pallas']
+Implementation = Literal[
+  'auto', 'xla', 'cudnn', 'einsum', 'pallas', 'pallas_layer'
+]
 
 
 class Attention(nn.Module):
@@ -100,7 +102,8 @@ def attention(
     implementation: 'xla' and 'cudnn' are those of
       jax.nn.dot_product_attention, 'cudnn' the fused one for NVIDIA GPUs;
       'einsum' is the only one that can drop attention weights or add to the
-      logits; 'pallas' is the kernel for TPUs in pallas_attention.py; 'auto' is
+      logits; 'pallas' is the kernel for TPUs in pallas_attention.py, and with
+      'pallas_layer' layers also have that of pallas_mlp.py; 'auto' is
       `default`, unless a run has measured, see attention_choice.py.
     dropout_rate, dropout_rng: fraction of the weights to drop, and its key.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
@@ -117,6 +120,8 @@ def attention(
       f'attention={implementation!r} can neither drop attention weights nor '
       "add position logits. Use 'einsum' or 'auto'."
     )
+  if implementation == 'pallas_layer':
+    implementation = 'pallas'
   # With one query, as in MAP pooling, scores are no matrix to keep on chip.
   if q.shape[1] == 1 and implementation in ('cudnn', 'pallas'):
     implementation = 'xla'
@@ -202,15 +207,18 @@ def check(
     found = results(name, np.dtype(dtype), *rounded)
     with jax.default_matmul_precision('highest'):
       expected = results('einsum', np.dtype('float32'), *rounded)
-  sizes = [jnp.sqrt(jnp.mean(y**2)) for y in expected]
+  return largest_error(found, expected, BOUNDS[np.dtype(dtype).name])
+
+
+def largest_error(found: Any, expected: Any, bound: float) -> float:
+  """Return the error of arrays, as of `check`; above it, ArithmeticError."""
   errors = [
-    jnp.max(jnp.abs(x - y) / (jnp.abs(y) + size))
-    for x, y, size in zip(found, expected, sizes)
+    jnp.max(jnp.abs(x - y) / (jnp.abs(y) + jnp.sqrt(jnp.mean(y**2))))
+    for x, y in zip(found, expected, strict=True)
   ]
-  found, bound = float(max(errors)), BOUNDS[np.dtype(dtype).name]
-  if not found <= bound:
-    raise ArithmeticError(f'error {found:.3g}, {bound:g} is allowed')
-  return found
+  if not (error := float(max(errors))) <= bound:
+    raise ArithmeticError(f'error {error:.3g}, {bound:g} is allowed')
+  return error
 
 
 def mesh_of(device: jax.Device) -> jax.sharding.Mesh:

@@ -21,13 +21,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.meshes import batch_axes
+from vit_jax.models import pallas_mlp
 from vit_jax.models.attention import check, mesh_of
 from vit_jax.models.vit import remat
 from vit_jax.types import Model
 
 CANDIDATES = {
   'gpu': ('xla', 'cudnn', 'einsum'),
-  'tpu': ('xla', 'einsum', 'pallas'),
+  'tpu': ('xla', 'einsum', 'pallas', 'pallas_layer'),
 }
 _ROUNDS, _ROUND_S = 5, 0.02  # Rounds of timing; the least seconds of one.
 
@@ -90,6 +91,10 @@ class Chooser:
     for name in CANDIDATES[device.platform]:
       try:
         check(name, shape, model.dtype, device)
+        if name == 'pallas_layer':
+          mlp = model.width, model.mlp_dim, model.dtype
+          with jax.set_mesh(self.mesh):
+            pallas_mlp.check(*mlp, device)
         candidate = model.clone(attention=name)
         layer = compile_layer(candidate, images, batch, device, backward)
       except Exception as e:  # Each compiler has its own errors.

@@ -23,11 +23,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from vit_jax.models import pallas_mlp
 from vit_jax.models.attention import ATTENTION, Attention, Implementation
 from vit_jax.models.dense import (
   INIT,
   BlockOptions,
   Dense,
+  Gelu,
   Mlp,
   initializer,
   keep_batch_split,
@@ -181,11 +183,25 @@ class Block(nn.Module):
     y = norm('norm1')(y) if options.post_norm else y
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
+    if self.attention == 'pallas_layer' and not self.is_initializing():
+      return self._add_mlp(x, drop_rate)
     mlp = Mlp(
       self.mlp_dim, options, self.dropout, self.dtype, self.train, name='mlp'
     )
     y = norm('norm2')(mlp(x)) if options.post_norm else mlp(norm('norm2')(x))
     return x + self._branch(y, 'ls2', drop_rate)
+
+  def _add_mlp(self, x, drop_rate):
+    options = self.options
+    given = options.mlp, options.norm, options.layerscale_init
+    paper = given == (Gelu(), 'layer', None) and 'mlp' in options.biases
+    if options.post_norm or 'mlp' in options.sub_norm or not paper:
+      reason = "the paper's MLP"
+    elif drop_rate is not None or (self.dropout and self.train):
+      reason = 'neither dropout nor stochastic depth'
+    else:
+      return pallas_mlp.add_mlp(x, self.variables['params'], options.norm_eps)
+    raise UserError(f"attention='pallas_layer' needs {reason}. Use 'auto'.")
 
   def _branch(self, y, name, drop_rate):
     """Apply LayerScale (DeiT III) and stochastic depth to a branch."""

@@ -130,23 +130,31 @@ def _with_attention(model, images, *, mesh, backward=True):
   """Return the model with the implementation that attention='auto' stands for.
 
   A run measures what 'auto' is, see attention_choice.py. By the estimates in
-  docs/compile.md, TPUs are fastest with the kernel; GPUs get the default.
+  docs/compile.md, TPUs are fastest with the kernels; GPUs get the default.
   """
-  platform = mesh.devices.flat[0].platform
-  if getattr(model, 'attention', None) != 'auto' or platform == 'cpu':
+  device = mesh.devices.flat[0]
+  if getattr(model, 'attention', None) != 'auto' or device.platform == 'cpu':
     return model
   rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
   with jax.set_mesh(mesh):
-    name = 'pallas'
-    if platform == 'gpu':
-      name = attention.default(model.width // model.num_heads, model.dtype)
-    candidate = model.clone(attention=name)
-    init = functools.partial(candidate.init, train=True)
-    try:
-      jax.eval_shape(init, rngs, images)
-    except ValueError:  # it does not support the model
-      return model
-  return candidate
+    names = ['pallas_layer'] * (device.device_kind == 'TPU v6 lite')
+    names.append('pallas')
+    if device.platform == 'gpu':
+      names = [attention.default(model.width // model.num_heads, model.dtype)]
+    for name in names:
+      candidate = model.clone(attention=name)
+      init, apply = (
+        functools.partial(f, train=True)
+        for f in (candidate.init, candidate.apply)
+      )
+      try:
+        batch = images.update(shape=(mesh.size, *images.shape[1:]))
+        params = jax.eval_shape(init, rngs, batch)
+        jax.eval_shape(apply, params, batch, rngs=rngs)
+      except ValueError:  # it does not support the model
+        continue
+      return candidate
+  return model
 
 
 def _train_arguments(config):

@@ -131,16 +131,20 @@ def network(
 def kernel_cycles(counted: Costs, device_kind: str) -> float:
   """Return the estimated cycles of the Pallas kernels that state their cost.
 
-  That is the time of their FLOPs at `kernel_rate` of the peak, or of their
-  bytes if it is longer.
+  That is the time of their FLOPs at `kernel_rate` of the peak, and of those of
+  MLPs at 82%, or of their bytes if it is longer.
   """
   if not counted.kernel_flops or device_kind not in CHIPS:
     return 0.0
   chip, peak = CHIPS[device_kind], monitor.peak_flops(device_kind)
   assert peak is not None
-  seconds = max(
-    counted.kernel_flops / peak / chip.kernel_rate,
-    counted.kernel_bytes / chip.hbm_gb_s / 1e9,
+  rates = {'attention': chip.kernel_rate, 'mlp': 0.82}
+  seconds = sum(
+    max(
+      flops / peak / rates[kind],
+      counted.kernel_bytes[kind] / chip.hbm_gb_s / 1e9,
+    )
+    for kind, flops in counted.kernel_flops.items()
   )
   return seconds * chip.clock_ghz * 1e9
 

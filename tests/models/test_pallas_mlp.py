@@ -1,0 +1,161 @@
+"""The TPU kernels of norm, MLP and residual, interpreted: against plain layers.
+
+No test here can show that a TPU runs them, see test_pallas_attention.py.
+"""
+
+import functools
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import NamedSharding, PartitionSpec
+from processes import with_libtpu
+
+from vit_jax.models import dense, pallas_attention, pallas_mlp
+from vit_jax.models.vit import Block
+from vit_jax.parallel import sharding
+
+B, N, D, M = 8, 13, 128, 256
+
+
+def block(attention='pallas_layer', **fields):
+  return Block(2, M, attention=attention, **fields)
+
+
+@functools.cache
+def inputs():
+  """Parameters, tokens, and a gradient of the result."""
+  rng = np.random.default_rng(0)
+  x, gradient = rng.standard_normal((2, B, N, D), np.float32)
+  shapes = jax.eval_shape(block('einsum').init, jax.random.key(0), x)
+  params = jax.tree.map(
+    lambda a: 0.1 * rng.standard_normal(a.shape, np.float32), shapes
+  )
+  return params, x, gradient
+
+
+def output_and_gradients(params, x, gradient, attention='pallas_layer'):
+  out, pull = jax.vjp(block(attention).apply, params, x)
+  return out, pull(gradient)
+
+
+@functools.cache
+def expected():
+  return jax.jit(output_and_gradients, static_argnums=3)(*inputs(), 'einsum')
+
+
+def assert_expected(found):
+  for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected())):
+    atol = 5e-6 * max(1, np.abs(y).max())  # gradients of key biases are 0
+    np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+
+
+def run(*arrays):
+  """Run a new function, of which nothing has been compiled before."""
+  return jax.jit(lambda *arrays: output_and_gradients(*arrays))(*arrays)
+
+
+@pytest.mark.parametrize('rows', [104, 40, 16])
+def test_a_layer_equals_a_plain_one(rows, monkeypatch):
+  """All tokens in one program; in three, with 16 tokens that do not exist."""
+  monkeypatch.setattr(pallas_mlp, '_rows', lambda *args: rows)
+  monkeypatch.setattr(pallas_mlp, '_chunk', lambda hidden: 128)
+  assert_expected(run(*inputs()))
+
+
+@pytest.mark.parametrize('axes', [{'data': 8}, {'data': 2, 'fsdp': 4}])
+def test_examples_are_split_over_a_mesh(axes):
+  mesh = sharding.make_mesh(**axes)
+  split = NamedSharding(mesh, PartitionSpec(tuple(axes)))
+  params, *arrays = inputs()
+  params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+  with jax.set_mesh(mesh):
+    assert_expected(run(params, *jax.device_put(arrays, split)))
+
+
+def test_simulated(monkeypatch, capfd):
+  """Memory is full of NaN until it is written, as in the tests of attention."""
+  simulated = pltpu.InterpretParams(
+    detect_races=True, uninitialized_memory='nan', num_cores_or_threads=2
+  )
+  monkeypatch.setattr(pallas_attention, 'INTERPRET', simulated)
+  monkeypatch.setattr(pallas_mlp, '_rows', lambda *args: 40)
+  assert_expected(run(*inputs()))
+  pltpu.reset_tpu_interpret_mode_state()
+  assert 'RACE DETECTED' not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_check_before_a_run(dtype, monkeypatch):
+  check = functools.partial(pallas_mlp.check, D, M, dtype, jax.devices()[0])
+  assert check() < (1e-5 if dtype == 'float32' else 0.1)
+  monkeypatch.setattr(pallas_mlp, '_chunks', lambda hidden: [slice(0, 128)])
+  with pytest.raises(ArithmeticError, match='is allowed'):
+    check()
+
+
+def test_tensor_parallelism_is_refused():
+  mesh, refused = sharding.make_mesh(data=4, model=2), 'whole layers on each'
+  with jax.set_mesh(mesh), pytest.raises(ValueError, match=refused):
+    pallas_mlp.check(D, M, 'float32', jax.devices()[0])
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'dropout': 0.1, 'train': True}, 'neither dropout'),
+    ({'options': dense.BlockOptions(layerscale_init=1.0)}, "the paper's MLP"),
+    ({'options': dense.BlockOptions(mlp=dense.SwiGlu())}, "the paper's MLP"),
+    ({'options': dense.BlockOptions(norm='rms')}, "the paper's MLP"),
+    ({'options': dense.BlockOptions(post_norm=True)}, "the paper's MLP"),
+    ({'dtype': 'float16'}, 'bfloat16 or float32, got float16'),
+  ],
+)
+def test_other_layers_are_refused(fields, message):
+  _, x, _ = inputs()
+  x = jnp.asarray(x, fields.get('dtype', 'float32'))
+  layer = block('einsum', **fields)
+  rngs = {'dropout': jax.random.key(0)}
+  params = jax.eval_shape(layer.init, {'params': rngs['dropout'], **rngs}, x)
+  apply = layer.clone(attention='pallas_layer').apply
+  if fields.get('dtype'):  # refused by the attention kernel first
+    with pytest.raises(ValueError, match=message):
+      pallas_mlp.add_mlp(x, params['params'], 1e-6)
+    return
+  with pytest.raises(ValueError, match=f"'pallas_layer' needs {message}"):
+    jax.eval_shape(apply, params, x, rngs=rngs)
+
+
+@pytest.mark.parametrize(
+  ('width', 'hidden', 'dtype', 'fits'),
+  [
+    (384, 1536, 'bfloat16', True),  # S/16
+    (768, 3072, 'bfloat16', True),  # B/16
+    (768, 3072, 'float32', False),
+    (1024, 4096, 'bfloat16', False),  # L/16
+    (192, 768, 'bfloat16', False),  # Ti/16
+  ],
+)
+def test_which_widths_fit(width, hidden, dtype, fits):
+  x = jax.ShapeDtypeStruct((8, 197, width), dtype)
+  assert (pallas_mlp.obstacle(x, hidden) is None) == fits
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
+)
+def test_compiles_for_tpus():
+  code = """
+from vit_jax import config
+from vit_jax.tools.compile import lowering
+
+training = config.load('configs/pretrain_paper.py:imagenet,B/16')
+config.override(training, ['model.dropout=0.0', 'model.depth=1'])
+row = lowering.measure(training, lowering.find_devices('v6e:2x2'))
+assert row['attention'] == 'pallas_layer' and row['kernels_not_counted'] == 0
+"""
+  with_libtpu(code)
