@@ -1,20 +1,19 @@
 """Where a TPU's step spends its cycles, by three measures of the compiler.
 
-  python benchmarks/tpu_schedule.py --topology=v6e:2x2 \
-      --config=configs/pretrain_better_plain.py:S/16
+  python benchmarks/tpu_schedule.py configs/pretrain_paper.py:jft,B/16 v6e:2x2
 
-Mcycles of each operation: the estimate that tools.compile adds; the schedule,
-instructions of the final program times its loops; and the time of the bytes
-that it reads and writes in HBM, at the data sheet's rate. `longer` is the
-longer of the last two, which a chip takes at least. No TPU is needed, only
-pip install -e '.[tpu]'.
+Mcycles of the 40 longest operations: the estimate that tools.compile adds up;
+the schedule, instructions of the final program times its loops; and the time of
+the bytes that it moves to and from HBM, at the data sheet's rate. `longer` is
+the longer of the last two, which a chip takes at least. More words are
+KEY=VALUE of the config. No TPU is needed, only pip install -e '.[tpu]'.
 """
 
-import argparse
 import collections
 import os
 import pathlib
 import re
+import sys
 import tempfile
 
 import jax
@@ -54,29 +53,22 @@ def hbm_bytes(shape: str) -> int:
 
 
 def main():
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--config', required=True, help='FILE:ARGUMENT')
-  parser.add_argument('--topology', required=True, help='as of tools.compile')
-  parser.add_argument('--operations', type=int, default=30, help='to list')
-  parser.add_argument('assignments', nargs='*', help='KEY=VALUE of the config')
-  args = parser.parse_args()
+  if len(sys.argv) < 3:
+    sys.exit(__doc__)
+  _, path, topology, *assignments = sys.argv
   jax.config.update('jax_platforms', 'cpu')
-  loaded = configs.load(args.config)
-  configs.override(loaded, args.assignments)
+  config = configs.load(path)
+  configs.override(config, assignments)
   with tempfile.TemporaryDirectory() as folder:
     os.environ['LIBTPU_INIT_ARGS'] = (
       f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true '
       '--xla_jf_dump_llo_pass_label_regex=^final_bundles'
     )
-    lowered, row = lowering.lower(loaded, lowering.find_devices(args.topology))
+    lowered, row = lowering.lower(config, lowering.find_devices(topology))
     module, entry = hlo.parse(lowered.compile().as_text())
-    files = pathlib.Path(folder).glob('*-01-final_bundles.txt')
-    programs = {
-      x.name.split('-', 1)[1].removesuffix('-01-final_bundles.txt'): x
-      for x in files
-    }
+    end = '-01-final_bundles.txt'
+    files = pathlib.Path(folder).glob(f'*{end}')
+    programs = {x.name.removesuffix(end).partition('-')[2]: x for x in files}
     chip = rows.CHIPS[row['device_kind']]
     executed = [x for x in hlo.executed(module, entry) if not x[3]]
     # The compiler makes one program for all equal operations.
@@ -88,14 +80,13 @@ def main():
   found = collections.defaultdict(lambda: [0.0] * 4)
   for times, each, computation, _ in executed:
     estimate = re.search(r'"estimated_cycles":"(\d+)"', each.attributes)
-    scheduled = schedules.get(_key(each))
-    if not estimate and scheduled is None:
+    estimated = float(estimate[1]) if estimate else 0.0
+    scheduled = schedules.get(_key(each), estimated)
+    if not scheduled:
       continue
     read = [computation[x].shape for x in each.operands if x in computation]
     moved = sum(map(hbm_bytes, [each.shape, *read]))
     moved *= chip.clock_ghz / chip.hbm_gb_s
-    estimated = float(estimate[1]) if estimate else 0.0
-    scheduled = estimated if scheduled is None else scheduled
     numbers = estimated, scheduled, moved, max(scheduled, moved)
     shape = re.sub(r'\{[^}]*\}', '', each.shape)
     key = ' '.join([*hlo.where(each), shape])
@@ -103,7 +94,7 @@ def main():
   columns = 'estimate', 'schedule', 'bytes', 'longer'
   ranked = sorted(found.items(), key=lambda x: -x[1][3])
   totals = [sum(x) for x in zip(*found.values())]
-  lines = [('all', totals), *ranked[: args.operations]]
+  lines = [('all', totals), *ranked[:40]]
   print(f'Mcycles, {row["device_kind"]}', *columns, sep='\t')
   for key, numbers in lines:
     print(*(f'{x / 1e6:8.2f}' for x in numbers), key[:150])
@@ -112,6 +103,8 @@ def main():
 def _key(instruction):
   window = _WINDOW.search(instruction.attributes)
   tiles = window and re.sub(r'"estimated_cycles":"\d+"', '', window[0])
+  if instruction.op == 'custom-call':
+    tiles = hlo.where(instruction)[0]
   return instruction.op, re.sub(r'S\(\d\)', '', instruction.shape), tiles
 
 
