@@ -154,13 +154,13 @@ def test_cost_of_kernels():
   assert stated.kernel_flops == {'attention': 394_000_000}
   assert stated.kernel_bytes == {'attention': 819_000}
   assert stated.unknown_kernels == 0
-  # 394 MFLOP at 32% of v6e's 918 TFLOP/s, at 1.75 GHz. 80 times as many bytes,
-  # 65.5 MB, take longer at 1,640 GB/s.
+  # 394 MFLOP at 12% of v6e's 918 TFLOP/s, at 1.75 GHz. 200 times as many bytes,
+  # 163.8 MB, take longer at 1,640 GB/s.
   found = rows.kernel_cycles(stated, 'TPU v6 lite')
-  assert found == pytest.approx(394e6 / 0.32 / 918e12 * 1.75e9)
-  stated.kernel_bytes['attention'] *= 80
+  assert found == pytest.approx(394e6 / 0.12 / 918e12 * 1.75e9)
+  stated.kernel_bytes['attention'] *= 200
   found = rows.kernel_cycles(stated, 'TPU v6 lite')
-  assert found == pytest.approx(65.52e6 / 1640e9 * 1.75e9)
+  assert found == pytest.approx(163.8e6 / 1640e9 * 1.75e9)
   assert rows.kernel_cycles(costs(LOOP), 'TPU v5 lite') == 0
 
 

@@ -59,4 +59,6 @@ def _count_equation(eqn):
   inner = [_count(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
   if name == 'cond':
     return max(inner)
+  if name == 'shard_map':  # each device computes it
+    return sum(inner) * eqn.params['mesh'].size
   return sum(inner) * (eqn.params['length'] if name == 'scan' else 1)

@@ -211,7 +211,7 @@ def check(
 
 
 def largest_error(found: Any, expected: Any, bound: float) -> float:
-  """Return the error of arrays, as of `check`; above it, ArithmeticError."""
+  """Return the largest error, see `check`, or raise ArithmeticError."""
   errors = [
     jnp.max(jnp.abs(x - y) / (jnp.abs(y) + jnp.sqrt(jnp.mean(y**2))))
     for x, y in zip(found, expected, strict=True)

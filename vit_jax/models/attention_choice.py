@@ -7,7 +7,8 @@ and timed on the examples that one device computes: attention alone misleads,
 because its implementation decides how the compiler arranges the arrays around
 it. Training measures the forward and the backward pass, evaluation the forward
 pass. A candidate that fails, or differs from float32 einsum on random inputs,
-is reported and left out. CPUs keep the default of attention.py.
+is reported and left out. CPUs keep the default of attention.py. On TPUs one
+candidate also computes the MLP of the layer by kernels, see pallas_mlp.py.
 """
 
 import dataclasses

@@ -169,7 +169,7 @@ def _call(kernel, width, arrays, lengths):
   )
   forward = kernel is _forward
   out = [jax.ShapeDtypeStruct(arrays[0].shape, dtype)] * (1 if forward else 3)
-  scores = batch * heads * _round_up(tokens, 8) * _round_up(tokens, _LANES)
+  flops = (4 if forward else 10) * batch * tokens**2
   call = functools.partial(
     pl.pallas_call,
     functools.partial(kernel, plan, width**-0.5),
@@ -183,10 +183,9 @@ def _call(kernel, width, arrays, lengths):
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'parallel'), vmem_limit_bytes=_LIMIT
     ),
-    # What units compute: whole registers of scores, and of heads.
     cost_estimate=pl.CostEstimate(
-      flops=(4 if forward else 10) * scores * _LANES,
-      transcendentals=scores,
+      flops=flops * heads * width,
+      transcendentals=batch * tokens**2 * heads,
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *out)),
     ),
     name=f'attention{kernel.__name__}',

@@ -202,8 +202,6 @@ def _call(kernel, name, rows, constants, out, split):
     return pl.BlockSpec(array.shape, lambda i: (0, 0))
 
   products = 2 if name == 'mlp_forward' else 4
-  # Units of 256 x 256, filled or not.
-  area = _round_up(width, 256) * _round_up(hidden, 256)
   moved = (*rows, *constants, *out)
   call = functools.partial(
     pl.pallas_call,
@@ -216,7 +214,7 @@ def _call(kernel, name, rows, constants, out, split):
       dimension_semantics=('arbitrary',), vmem_limit_bytes=_LIMIT
     ),
     cost_estimate=pl.CostEstimate(
-      flops=2 * products * count * area,
+      flops=2 * products * count * width * hidden,
       transcendentals=count * hidden,
       bytes_accessed=sum(a.size * a.dtype.itemsize for a in moved),
     ),

@@ -196,9 +196,9 @@ class Block(nn.Module):
     given = options.mlp, options.norm, options.layerscale_init
     paper = given == (Gelu(), 'layer', None) and 'mlp' in options.biases
     if options.post_norm or 'mlp' in options.sub_norm or not paper:
-      reason = "the paper's MLP"
+      reason = f'LayerNorm, Gelu() with biases and no LayerScale, got {options}'
     elif drop_rate is not None or (self.dropout and self.train):
-      reason = 'neither dropout nor stochastic depth'
+      reason = 'a model without dropout and stochastic depth'
     else:
       return pallas_mlp.add_mlp(x, self.variables['params'], options.norm_eps)
     raise UserError(f"attention='pallas_layer' needs {reason}. Use 'auto'.")

@@ -148,9 +148,8 @@ def _with_attention(model, images, *, mesh, backward=True):
         for f in (candidate.init, candidate.apply)
       )
       try:
-        batch = images.update(shape=(mesh.size, *images.shape[1:]))
-        params = jax.eval_shape(init, rngs, batch)
-        jax.eval_shape(apply, params, batch, rngs=rngs)
+        params = jax.eval_shape(init, rngs, images)
+        jax.eval_shape(apply, params, images, rngs=rngs)
       except ValueError:  # it does not support the model
         continue
       return candidate

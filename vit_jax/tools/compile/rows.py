@@ -27,7 +27,7 @@ class Chip(NamedTuple):
   links_gb_s: float
   hbm_gb_s: float
   network_gb_s: float | None = None
-  kernel_rate: float = 0.8
+  kernel_rate: float = 0.31
 
 
 # By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock,
@@ -35,15 +35,15 @@ class Chip(NamedTuple):
 # the matrix units reach the peak FLOP/s that monitor.py has. GPUs as in gpus/;
 # their links are NVLink's, or PCIe's of the L4, in one direction. The networks
 # are those of Google's pages on v5e and v6e, 6.4 and 25.6 Tbit/s for 256 chips,
-# and v5p, 50 Gbit/s. Rates of the kernel are those of the schedules that libtpu
-# makes, see docs/compile.md; v2 and v3 were not looked at.
+# and v5p, 50 Gbit/s. Rates of the kernel are those of libtpu's schedules for
+# B/16, see docs/compile.md; v2 and v3 were not looked at.
 CHIPS = {
   'TPU v2': Chip(7.48, 0.7, 124, 700),
   'TPU v3': Chip(15.48, 0.94, 164, 900),
-  'TPU v4': Chip(30.75, 1.05, 300, 1228, None, 0.54),
+  'TPU v4': Chip(30.75, 1.05, 300, 1228, None, 0.2),
   'TPU v5 lite': Chip(15.75, 1.5, 200, 819, 3.125),
   'TPU v5': Chip(95.73, 1.75, 600, 2765, 6.25),
-  'TPU v6 lite': Chip(31.24, 1.75, 448, 1640, 12.5, 0.32),
+  'TPU v6 lite': Chip(31.24, 1.75, 448, 1640, 12.5, 0.12),
   'NVIDIA H100 80GB HBM3': Chip(79.1, 1.98, 450, 3352),
   'NVIDIA H200 141GB HBM3e': Chip(141.0, 1.98, 450, 4800),
   'NVIDIA A100-SXM4-80GB': Chip(79.2, 1.41, 300, 2039),
@@ -132,13 +132,14 @@ def kernel_cycles(counted: Costs, device_kind: str) -> float:
   """Return the estimated cycles of the Pallas kernels that state their cost.
 
   That is the time of their FLOPs at `kernel_rate` of the peak, and of those of
-  MLPs at 82%, or of their bytes if it is longer.
+  MLPs at 75%, or of their bytes if it is longer. By schedules for v6e, MLPs of
+  B/16 reach 82% of the peak, those of S/16 61%.
   """
   if not counted.kernel_flops or device_kind not in CHIPS:
     return 0.0
   chip, peak = CHIPS[device_kind], monitor.peak_flops(device_kind)
   assert peak is not None
-  rates = {'attention': chip.kernel_rate, 'mlp': 0.82}
+  rates = {'attention': chip.kernel_rate, 'mlp': 0.75}
   seconds = sum(
     max(
       flops / peak / rates[kind],
