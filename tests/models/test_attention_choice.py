@@ -19,6 +19,7 @@ from vit_jax.models.attention import BOUNDS, attention, check
 from vit_jax.models.attention_choice import Chooser, compile_layer
 from vit_jax.models.dense import BlockOptions
 from vit_jax.models.posemb import Relative
+from vit_jax.models.rotary import RotaryAxial
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.distillation import Distillation, Teacher
@@ -118,6 +119,7 @@ def test_a_layer_is_compiled_as_in_a_step():
   model = MODEL.clone(
     attention='einsum',
     remat='full',
+    posemb=RotaryAxial(),
     dropout=0.1,
     block=BlockOptions(attention_dropout=0.1),
   )
@@ -125,7 +127,7 @@ def test_a_layer_is_compiled_as_in_a_step():
   trained = compile_layer(model, IMAGES, 3, device)
   (params, tokens), _ = trained.in_avals
   assert tokens.shape == (3, 13, 16)
-  assert params['mlp']['fc1']['kernel'].shape == (16, 24)
+  assert params['layer']['mlp']['fc1']['kernel'].shape == (16, 24)
   out = jax.tree.map(lambda x: x.shape, trained.out_info)
   assert out == jax.tree.map(np.shape, (params, tokens))
   evaluated = compile_layer(model, IMAGES, 3, device, backward=False)

@@ -151,6 +151,13 @@ def test_cost_of_kernels():
   config = '{"cost_estimate":{"flops":"394000000","transcendentals":"7",'
   config += '"bytes_accessed":"819000","remote_bytes_transferred":"0"}}'
   stated = costs(with_kernel(f', backend_config={config}'))
+  # Not attention, so part of a layer: FLOPs at the peak, and bytes.
+  assert stated.kernel_flops == {'layer': 394_000_000}
+  found = rows.kernel_cycles(stated, 'TPU v6 lite')
+  expected = (394e6 / 918e12 + 819e3 / 1640e9) * 1.75e9
+  assert found == pytest.approx(expected)
+  where = 'metadata={op_name="jit(f)/attention_forward/pallas_call"}'
+  stated = costs(with_kernel(f', {where}, backend_config={config}'))
   assert stated.kernel_flops == {'attention': 394_000_000}
   assert stated.kernel_bytes == {'attention': 819_000}
   assert stated.unknown_kernels == 0

@@ -102,9 +102,8 @@ def attention(
     implementation: 'xla' and 'cudnn' are those of
       jax.nn.dot_product_attention, 'cudnn' the fused one for NVIDIA GPUs;
       'einsum' is the only one that can drop attention weights or add to the
-      logits; 'pallas' is the kernel for TPUs in pallas_attention.py, and with
-      'pallas_layer' layers also have that of pallas_mlp.py; 'auto' is
-      `default`, unless a run has measured, see attention_choice.py.
+      logits; 'pallas' is the kernel for TPUs, 'pallas_layer' the same in layers
+      of kernels; 'auto' is `default`, or what attention_choice.py measured.
     dropout_rate, dropout_rng: fraction of the weights to drop, and its key.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
     lengths: int32 [B], the keys of each example, at least 1, before padding.
@@ -120,14 +119,12 @@ def attention(
       f'attention={implementation!r} can neither drop attention weights nor '
       "add position logits. Use 'einsum' or 'auto'."
     )
-  if implementation == 'pallas_layer':
-    implementation = 'pallas'
   # With one query, as in MAP pooling, scores are no matrix to keep on chip.
-  if q.shape[1] == 1 and implementation in ('cudnn', 'pallas'):
+  if q.shape[1] == 1 and implementation not in ('einsum', 'xla'):
     implementation = 'xla'
   if implementation == 'einsum':
     out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits, lengths)
-  elif implementation == 'pallas':
+  elif implementation in ('pallas', 'pallas_layer'):
     keys = [] if lengths is None else [lengths]
     out = pallas_attention.attend(q, k, v, *keys)
   elif implementation == 'cudnn':

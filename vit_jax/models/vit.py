@@ -23,13 +23,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from vit_jax.models import pallas_mlp
+from vit_jax.models import pallas_layer
 from vit_jax.models.attention import ATTENTION, Attention, Implementation
 from vit_jax.models.dense import (
   INIT,
   BlockOptions,
   Dense,
-  Gelu,
   Mlp,
   initializer,
   keep_batch_split,
@@ -172,6 +171,8 @@ class Block(nn.Module):
     options = self.options
     norm = functools.partial(options.make_norm, self.dtype)
     x = keep_batch_split(x)
+    if self.attention == 'pallas_layer' and not self.is_initializing():
+      return self._as_kernels(x, drop_rate, *lengths)
     if self.posemb:
       x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = x if options.post_norm else norm('norm1')(x)
@@ -183,24 +184,24 @@ class Block(nn.Module):
     y = norm('norm1')(y) if options.post_norm else y
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
-    if self.attention == 'pallas_layer' and not self.is_initializing():
-      return self._add_mlp(x, drop_rate)
     mlp = Mlp(
       self.mlp_dim, options, self.dropout, self.dtype, self.train, name='mlp'
     )
     y = norm('norm2')(mlp(x)) if options.post_norm else mlp(norm('norm2')(x))
     return x + self._branch(y, 'ls2', drop_rate)
 
-  def _add_mlp(self, x, drop_rate):
-    options = self.options
-    given = options.mlp, options.norm, options.layerscale_init
-    paper = given == (Gelu(), 'layer', None) and 'mlp' in options.biases
-    if options.post_norm or 'mlp' in options.sub_norm or not paper:
-      reason = f'LayerNorm, Gelu() with biases and no LayerScale, got {options}'
-    elif drop_rate is not None or (self.dropout and self.train):
+  def _as_kernels(self, x, drop_rate, *lengths):
+    free, plain = ('norm_eps', 'init_std', 'attention_dropout'), BlockOptions()
+    given = {k: v for k, v in vars(self.options).items() if k not in free}
+    other = {k: v for k, v in given.items() if v != getattr(plain, k)}
+    dropout = self.dropout or self.options.attention_dropout
+    if other or self.posemb:
+      reason = f'layers of the paper, got {other or self.posemb}'
+    elif drop_rate is not None or (dropout and self.train):
       reason = 'a model without dropout and stochastic depth'
     else:
-      return pallas_mlp.add_mlp(x, self.variables['params'], options.norm_eps)
+      params, epsilon = self.variables['params'], self.options.norm_eps
+      return pallas_layer.layer(x, params, self.num_heads, epsilon, *lengths)
     raise UserError(f"attention='pallas_layer' needs {reason}. Use 'auto'.")
 
   def _branch(self, y, name, drop_rate):
@@ -264,7 +265,9 @@ def run_layers(
   Returns:
     [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
   """
-  x, rates = keep_rows(x), None
+  x, rates, tokens = keep_rows(x), None, x.shape[1]
+  if fields.get('attention') == 'pallas_layer' and model.layer.for_grids:
+    x, shared = pallas_layer.pad(x, *shared)
   if training and model.stochastic_depth:
     ends = model.stochastic_depth
     first, last = (0.0, ends) if isinstance(ends, int | float) else ends
@@ -291,8 +294,9 @@ def run_layers(
       block = layer(name=f'block_{i}', **fields)
       x, output = apply(block, x, None if rates is None else rates[i], shared)
       outputs.append(output)
-  x = keep_batch_split(x)
-  return x, {f'block_{i}': outputs[i] for i in range(model.depth * per_layer)}
+  x = keep_batch_split(x[:, :tokens])
+  kept = range(model.depth * per_layer)
+  return x, {f'block_{i}': outputs[i][:, :tokens] for i in kept}
 
 
 class Classifier(nn.Module):

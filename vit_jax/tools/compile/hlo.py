@@ -28,7 +28,7 @@ _KERNEL = 'custom_call_target="tpu_custom_call"'
 _STATED = re.compile(
   r'"cost_estimate":\{"flops":"(\d+)"[^}]*"bytes_accessed":"(\d+)"'
 )
-_MLP = re.compile(r'op_name="[^"]*/mlp_(forward|backward)/')
+_ATTENTION = re.compile(r'op_name="[^"]*/attention_(forward|backward)/')
 _NETWORK = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 # Parts of an instruction's name that do not say where in the model it is.
@@ -52,7 +52,7 @@ class Costs:
   # compiler splits a sum into one in each slice and one of their parts
   network: Counter = dataclasses.field(default_factory=Counter)
   unknown_loops: int = 0  # counted as one iteration
-  # {'attention' or 'mlp': number}
+  # {'attention' or 'layer': number}
   kernel_flops: Counter = dataclasses.field(default_factory=Counter)
   kernel_bytes: Counter = dataclasses.field(default_factory=Counter)
   unknown_kernels: int = 0  # they state no cost
@@ -96,7 +96,8 @@ def costs(text: str) -> Costs:
       found.operations[where(instruction)] += times * int(cycles[1])
     elif _KERNEL in instruction.attributes:
       if stated := _STATED.search(instruction.attributes):
-        kind = 'mlp' if _MLP.search(instruction.attributes) else 'attention'
+        attends = _ATTENTION.search(instruction.attributes)
+        kind = 'attention' if attends else 'layer'
         found.kernel_flops[kind] += times * int(stated[1])
         found.kernel_bytes[kind] += times * int(stated[2])
       else:

@@ -1,4 +1,4 @@
-"""The TPU kernels of norm, MLP and residual, interpreted: against plain layers.
+"""Layers of the encoder as TPU kernels, interpreted: against plain layers.
 
 No test here can show that a TPU runs them, see test_pallas_attention.py.
 """
@@ -13,8 +13,14 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 from processes import with_libtpu
 
-from vit_jax.models import dense, pallas_attention, pallas_mlp
-from vit_jax.models.vit import Block
+from vit_jax.models import (
+  attention_choice,
+  dense,
+  pallas_attention,
+  pallas_layer,
+)
+from vit_jax.models.posemb import Layout, Relative
+from vit_jax.models.vit import Block, PatchEmbedding, VisionTransformer
 from vit_jax.parallel import sharding
 
 B, N, D, M = 8, 13, 128, 256
@@ -60,8 +66,8 @@ def run(*arrays):
 @pytest.mark.parametrize('rows', [104, 40, 16])
 def test_a_layer_equals_a_plain_one(rows, monkeypatch):
   """All tokens in one program; in three, with 16 tokens that do not exist."""
-  monkeypatch.setattr(pallas_mlp, '_rows', lambda *args: rows)
-  monkeypatch.setattr(pallas_mlp, '_chunk', lambda hidden: 128)
+  monkeypatch.setattr(pallas_layer, '_rows', lambda *args: rows)
+  monkeypatch.setattr(pallas_layer, '_CHUNK', 128)
   assert_expected(run(*inputs()))
 
 
@@ -81,35 +87,76 @@ def test_simulated(monkeypatch, capfd):
     detect_races=True, uninitialized_memory='nan', num_cores_or_threads=2
   )
   monkeypatch.setattr(pallas_attention, 'INTERPRET', simulated)
-  monkeypatch.setattr(pallas_mlp, '_rows', lambda *args: 40)
+  monkeypatch.setattr(pallas_layer, '_rows', lambda *args: 40)
   assert_expected(run(*inputs()))
   pltpu.reset_tpu_interpret_mode_state()
   assert 'RACE DETECTED' not in capfd.readouterr().out
 
 
+def model(attention='pallas_layer', **fields):
+  embedding = PatchEmbedding(2)
+  return VisionTransformer(
+    D, 2, M, 2, embedding, num_classes=3, attention=attention, **fields
+  )
+
+
+def test_tokens_of_a_model_are_padded_to_whole_registers():
+  rng = np.random.default_rng(0)
+  images = rng.standard_normal((2, 6, 6, 3), np.float32)  # 10 tokens
+  shapes = jax.eval_shape(model('einsum').init, jax.random.key(0), images)
+  params = jax.tree.map(
+    lambda a: 0.1 * rng.standard_normal(a.shape, np.float32), shapes
+  )
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def gradients(name, params):
+    def loss(params):
+      out = model(name).apply(params, images, method='features')
+      return (out['logits'] ** 2).sum(), (out['block_0'], out['tokens'])
+
+    return jax.grad(loss, has_aux=True)(params)
+
+  found, expected = (
+    jax.tree.leaves(gradients(name, params))
+    for name in ('pallas_layer', 'einsum')
+  )
+  for x, y in zip(found, expected, strict=True):
+    np.testing.assert_allclose(x, y, 0, 5e-6 * max(1, np.abs(y).max()))
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_the_check_before_a_run(dtype, monkeypatch):
-  check = functools.partial(pallas_mlp.check, D, M, dtype, jax.devices()[0])
-  assert check() < (1e-5 if dtype == 'float32' else 0.1)
-  monkeypatch.setattr(pallas_mlp, '_chunks', lambda hidden: [slice(0, 128)])
+  device = jax.devices()[0]
+  check = functools.partial(attention_choice.check_layer, device=device)
+  error = check(model(dtype=dtype))
+  assert error < (1e-5 if dtype == 'float32' else 0.1), error
+  monkeypatch.setattr(pallas_layer, '_chunks', lambda hidden: [slice(0, 128)])
   with pytest.raises(ArithmeticError, match='is allowed'):
-    check()
+    check(model(dtype=dtype))
 
 
 def test_tensor_parallelism_is_refused():
+  params, x, _ = inputs()
   mesh, refused = sharding.make_mesh(data=4, model=2), 'whole layers on each'
   with jax.set_mesh(mesh), pytest.raises(ValueError, match=refused):
-    pallas_mlp.check(D, M, 'float32', jax.devices()[0])
+    jax.eval_shape(block().apply, params, x)
 
 
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
     ({'dropout': 0.1, 'train': True}, 'a model without dropout'),
-    ({'options': dense.BlockOptions(layerscale_init=1.0)}, 'LayerNorm, Gelu'),
-    ({'options': dense.BlockOptions(mlp=dense.SwiGlu())}, 'LayerNorm, Gelu'),
-    ({'options': dense.BlockOptions(norm='rms')}, 'LayerNorm, Gelu'),
-    ({'options': dense.BlockOptions(post_norm=True)}, 'LayerNorm, Gelu'),
+    (
+      {'options': dense.BlockOptions(layerscale_init=1.0)},
+      'layers of the paper',
+    ),
+    (
+      {'options': dense.BlockOptions(mlp=dense.SwiGlu())},
+      'layers of the paper',
+    ),
+    ({'options': dense.BlockOptions(norm='rms')}, 'layers of the paper'),
+    ({'options': dense.BlockOptions(post_norm=True)}, 'layers of the paper'),
+    ({'posemb': Relative(), 'layout': Layout((1, N))}, 'layers of the paper'),
   ],
 )
 def test_other_layers_are_refused(fields, message):
@@ -127,15 +174,16 @@ def test_other_layers_are_refused(fields, message):
   [
     (384, 1536, 'bfloat16', True),  # S/16
     (768, 3072, 'bfloat16', True),  # B/16
-    (768, 3072, 'float32', False),
+    (768, 3072, 'float32', True),
     (384, 1536, 'float16', False),
-    (1024, 4096, 'bfloat16', False),  # L/16
+    (1024, 4096, 'bfloat16', True),  # L/16
+    (1280, 5120, 'bfloat16', False),  # H/14
     (192, 768, 'bfloat16', False),  # Ti/16
   ],
 )
 def test_which_widths_fit(width, hidden, dtype, fits):
   x = jax.ShapeDtypeStruct((8, 197, width), dtype)
-  assert (pallas_mlp.obstacle(x, hidden) is None) == fits
+  assert (pallas_layer.obstacle(x, hidden) is None) == fits
 
 
 @pytest.mark.slow
