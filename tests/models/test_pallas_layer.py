@@ -94,16 +94,16 @@ def test_simulated(monkeypatch, capfd):
 
 
 def model(attention='pallas_layer', **fields):
-  embedding = PatchEmbedding(2)
-  return VisionTransformer(
-    D, 2, M, 2, embedding, num_classes=3, attention=attention, **fields
-  )
+  fields |= {'num_classes': 3, 'attention': attention}
+  return VisionTransformer(D, 2, M, 2, PatchEmbedding(2), **fields)
 
 
 def test_tokens_of_a_model_are_padded_to_whole_registers():
+  """And layers may be scanned and computed again."""
   rng = np.random.default_rng(0)
   images = rng.standard_normal((2, 6, 6, 3), np.float32)  # 10 tokens
-  shapes = jax.eval_shape(model('einsum').init, jax.random.key(0), images)
+  looped = functools.partial(model, scan=True, remat='dots')
+  shapes = jax.eval_shape(looped('einsum').init, jax.random.key(0), images)
   params = jax.tree.map(
     lambda a: 0.1 * rng.standard_normal(a.shape, np.float32), shapes
   )
@@ -111,7 +111,7 @@ def test_tokens_of_a_model_are_padded_to_whole_registers():
   @functools.partial(jax.jit, static_argnums=0)
   def gradients(name, params):
     def loss(params):
-      out = model(name).apply(params, images, method='features')
+      out = looped(name).apply(params, images, method='features')
       return (out['logits'] ** 2).sum(), (out['block_0'], out['tokens'])
 
     return jax.grad(loss, has_aux=True)(params)

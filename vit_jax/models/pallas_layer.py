@@ -252,7 +252,10 @@ def _call(kernel, name, rows, params, out, sums):
     name=name,
   )
   interpreted = call(interpret=pallas_attention.INTERPRET)
-  return jax.lax.platform_dependent(*rows, *params, tpu=call(), cpu=interpreted)
+  found = jax.lax.platform_dependent(
+    *rows, *params, tpu=call(), cpu=interpreted
+  )
+  return list(found)  # within scan it is a tuple
 
 
 def _normalized(x, epsilon):
