@@ -139,12 +139,12 @@ def _project_saved(epsilon, x, *params):
 def _project_gradients(epsilon, saved, gradients):
   x, params = saved
   kernel = functools.partial(_project_backward, epsilon, len(x))
-  shapes = [_with_ones(w) for w in params[:3]]
+  shapes = [x for w in params[:3] for x in _dense(w)]
   dx, *found, others = _call(
     kernel, 'project_backward', [x, *gradients], params[:5], [x], shapes
   )
-  kernels, biases = zip(*map(_kernel_and_bias, found))
-  return dx, *kernels, others[0], others[1], *biases
+  biases = [sums[0] for sums in found[1::2]]
+  return dx, *found[::2], others[0], others[1], *biases
 
 
 _project.defvjp(_project_saved, _project_gradients)
@@ -167,25 +167,21 @@ def _finish_saved(epsilon, x, y, *params):
 def _finish_gradients(epsilon, saved, gradients):
   x, y, hidden, (wo, w1, w2, *vectors) = saved
   kernel = functools.partial(_mlp_backward, epsilon, len(x))
-  shapes = [_with_ones(wo), _with_ones(w1), w1.shape]
+  shapes = [*_dense(wo), *_dense(w1), w1.shape]
   rows, constants = [x, y, *gradients, hidden], (wo, w1, w2, *vectors[:3])
-  dx, dy, dwo, dw1, dw2, others = _call(
+  dx, dy, dwo, dbo, dw1, db1, dw2, others = _call(
     kernel, 'mlp_backward', rows, constants, [x, y], shapes
   )
-  (dwo, dbo), (dw1, db1) = _kernel_and_bias(dwo), _kernel_and_bias(dw1)
-  return dx, dy, dwo, dw1, dw2.T, others[0], others[1], dbo, db1, others[2]
+  biases = dbo[0], db1[0], others[2]
+  return dx, dy, dwo, dw1, dw2.T, others[0], others[1], *biases
 
 
 _finish.defvjp(_finish_saved, _finish_gradients)
 
 
-def _with_ones(kernel):
-  return kernel.shape[0] + _ONES, kernel.shape[1]
-
-
-def _kernel_and_bias(sums):
-  """Cut the gradients of a kernel and its bias apart, [D + _ONES, .]."""
-  return sums[:-_ONES], sums[-1]
+def _dense(kernel):
+  """Return the shapes of the sums that `_add_dense` adds to."""
+  return kernel.shape, (_ONES, kernel.shape[1])
 
 
 def _chunks(hidden):
@@ -284,6 +280,13 @@ def _turned(x):
   return jnp.concatenate([x.T, jnp.ones((_ONES, len(x)), x.dtype)])
 
 
+def _add_dense(kernel, bias, turned, slope, part=slice(None)):
+  """Add the gradients of a kernel and its bias, in all rows of [_ONES, .]."""
+  sums = _dot(turned, slope, 1, 0)
+  kernel[:, part] += sums[:-_ONES]
+  bias[:, part] += sums[-_ONES:]
+
+
 def _begin(rows, x, sums):
   """Return a function that reads a block, and 0 after the last token.
 
@@ -320,16 +323,17 @@ def _project_backward(
 ):
   """Compute the gradient `total` [R, D] of x, and add those of parameters.
 
-  `dx` is the gradient of x by what follows. `sums` are those of the kernels and
-  biases, [D + _ONES, D] each; and of scale and shift, [8, D].
+  `dx` is the gradient of x by what follows. `sums` are those of each kernel and
+  its bias, [D, D] and [_ONES, D], and those of scale and shift, [8, D].
   """
   read = _begin(rows, x, sums)
   normalized, inverse = _normalized(read(x[...]), epsilon)
   tokens = _turned((normalized * scale[...] + shift[...]).astype(x.dtype))
   gradient = jnp.zeros_like(normalized)
-  for slope, kernel, ref in zip((dq, dk, dv), (wq, wk, wv), sums):
+  pairs = zip(sums[::2], sums[1::2])
+  for slope, kernel, pair in zip((dq, dk, dv), (wq, wk, wv), pairs):
     slope = read(slope[...]).astype(x.dtype)
-    ref[...] += _dot(tokens, slope, 1, 0)
+    _add_dense(*pair, tokens, slope)
     gradient += _dot(slope, kernel[...], 1, 1)
   gradient = _norm_gradient(gradient, normalized, inverse, scale, sums[-1])
   total[...] = (read(dx[...]) + gradient).astype(x.dtype)
@@ -360,10 +364,11 @@ def _mlp_backward(
 ):
   """Compute the gradients of x and y [R, D], and add those of parameters.
 
-  `sums` are those of the kernels, float32 [D + _ONES, D], [D + _ONES, M] with
-  biases, and [D, M]; of scale, shift and the bias of fc2, [8, D].
+  `sums` are those of two kernels and biases, [D, D], [_ONES, D], [D, M] and
+  [_ONES, M]; of the last one, [D, M]; of scale, shift and its bias, [8, D].
   """
-  read, dtype, (dwo, dw1, dw2, others) = _begin(rows, x, sums), x.dtype, sums
+  dwo, dbo, dw1, db1, dw2, others = sums
+  read, dtype = _begin(rows, x, sums), x.dtype
   attended, dout = read(y[...]).astype(dtype), read(dout[...])
   total = read(x[...]) + _dot(attended, wo[...], 1, 0) + bo[...]
   normalized, inverse = _normalized(total, epsilon)
@@ -375,11 +380,11 @@ def _mlp_backward(
     active, pull = jax.vjp(_gelu, read(hidden[:, part]).astype(dtype))
     dw2[:, part] += _dot(turned, active, 1, 0)
     (slope,) = pull(_dot(rounded, w2[part], 1, 1).astype(dtype))
-    dw1[:, part] += _dot(tokens, slope, 1, 0)
+    _add_dense(dw1, db1, tokens, slope, part)
     gradient += _dot(slope, w1[:, part], 1, 1)
   _add(others, 2, dout)
   total = dout + _norm_gradient(gradient, normalized, inverse, scale, others)
   rounded = total.astype(dtype)
   dx[...] = rounded
-  dwo[...] += _dot(_turned(attended), rounded, 1, 0)
+  _add_dense(dwo, dbo, _turned(attended), rounded)
   dy[...] = _dot(rounded, wo[...], 1, 1).astype(dtype)
