@@ -128,8 +128,7 @@ def _sharded(function, arrays, *params):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _project(epsilon, x, *params):
   """Return x, whose gradient the kernel adds to its own, then q, k and v."""
-  kernel = functools.partial(_project_forward, epsilon)
-  return x, *_call(kernel, 'project_forward', [x], params, [x] * 3, [])
+  return x, *_call(_project_forward, epsilon, [x], params, [x] * 3)
 
 
 def _project_saved(epsilon, x, *params):
@@ -138,10 +137,9 @@ def _project_saved(epsilon, x, *params):
 
 def _project_gradients(epsilon, saved, gradients):
   x, params = saved
-  kernel = functools.partial(_project_backward, epsilon, len(x))
-  shapes = [x for w in params[:3] for x in _dense(w)]
+  shapes = [shape for w in params[:3] for shape in _dense(w)]
   dx, *found, others = _call(
-    kernel, 'project_backward', [x, *gradients], params[:5], [x], shapes
+    _project_backward, epsilon, [x, *gradients], params[:5], [x], shapes
   )
   biases = [sums[0] for sums in found[1::2]]
   return dx, *found[::2], others[0], others[1], *biases
@@ -153,24 +151,21 @@ _project.defvjp(_project_saved, _project_gradients)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _finish(epsilon, x, y, *params):
   """Return the output of the layer, of x and what attention returned."""
-  kernel = functools.partial(_mlp_forward, epsilon)
-  return _call(kernel, 'mlp_forward', [x, y], params, [x], [])
+  return _call(_mlp_forward, epsilon, [x, y], params, [x])
 
 
 def _finish_saved(epsilon, x, y, *params):
-  kernel = functools.partial(_mlp_forward, epsilon)
   hidden = jax.ShapeDtypeStruct((len(x), len(params[6])), x.dtype)
-  out, hidden = _call(kernel, 'mlp_forward', [x, y], params, [x, hidden], [])
+  out, hidden = _call(_mlp_forward, epsilon, [x, y], params, [x, hidden])
   return [out], (x, y, hidden, params)
 
 
 def _finish_gradients(epsilon, saved, gradients):
   x, y, hidden, (wo, w1, w2, *vectors) = saved
-  kernel = functools.partial(_mlp_backward, epsilon, len(x))
   shapes = [*_dense(wo), *_dense(w1), w1.shape]
   rows, constants = [x, y, *gradients, hidden], (wo, w1, w2, *vectors[:3])
   dx, dy, dwo, dbo, dw1, db1, dw2, others = _call(
-    kernel, 'mlp_backward', rows, constants, [x, y], shapes
+    _mlp_backward, epsilon, rows, constants, [x, y], shapes
   )
   biases = dbo[0], db1[0], others[2]
   return dx, dy, dwo, dw1, dw2.T, others[0], others[1], *biases
@@ -201,7 +196,7 @@ def _rows(kernels, elements, width, size):
   return max(0, min(left // each // 256 * 256, 1792))
 
 
-def _call(kernel, name, rows, params, out, sums):
+def _call(kernel, epsilon, rows, params, out, sums=()):
   """Run a kernel on blocks of `rows`, with results like `out` and `sums`.
 
   `sums` are the shapes of float32 sums over all tokens; one more, [8, D], are
@@ -232,7 +227,7 @@ def _call(kernel, name, rows, params, out, sums):
   out_shape = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*out, *sums)]
   call = functools.partial(
     pl.pallas_call,
-    kernel,
+    functools.partial(kernel, epsilon, *[count] * bool(sums)),
     grid=(pl.cdiv(count, block),),
     in_specs=[*map(parts, rows), *map(whole, params)],
     out_specs=[*map(parts, out), *map(whole, sums)],
@@ -245,7 +240,7 @@ def _call(kernel, name, rows, params, out, sums):
       transcendentals=0,
       bytes_accessed=sum(a.size * a.dtype.itemsize for a in moved),
     ),
-    name=name,
+    name=kernel.__name__[1:],
   )
   interpreted = call(interpret=pallas_attention.INTERPRET)
   found = jax.lax.platform_dependent(
