@@ -1,10 +1,10 @@
-"""Figures of attention and embeddings, checked by their pixels."""
+"""Figures of attention, checked by their pixels."""
 
 import numpy as np
 import PIL.Image
 
 from vit_jax.reports import attention_figures as figures
-from vit_jax.reports import embedding_figures, pictures
+from vit_jax.reports import pictures
 
 
 def test_overlay_is_bright_where_the_model_attends():
@@ -30,7 +30,7 @@ def test_overlay_is_bright_where_the_model_attends():
 def test_mosaic_has_each_map_in_its_place():
   values = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5) / 120
   axes = pictures.canvas(3, 2).subplots()
-  shown = pictures.mosaic(axes, values, vmin=0, vmax=1, gap=0.2)
+  shown = pictures.mosaic(axes, values, vmin=0, vmax=1)
   drawn = np.ma.filled(shown.get_array(), np.nan)
   assert drawn.shape == (2 * 5 - 1, 3 * 6 - 1)
   for i, j in np.ndindex(2, 3):
@@ -38,20 +38,6 @@ def test_mosaic_has_each_map_in_its_place():
     np.testing.assert_array_equal(tile, values[i, j])
   assert np.isnan(drawn[4]).all() and np.isnan(drawn[:, 5]).all()
   assert list(axes.get_xticks()) == [2, 8, 14]
-
-
-def test_positions_of_a_large_grid_are_every_third(tmp_path, monkeypatch):
-  found = []
-  monkeypatch.setattr(
-    pictures, 'save', lambda made, *_, **__: found.append(made)
-  )
-  values = np.random.default_rng(0).uniform(size=(9, 37, 9, 37))
-  embedding_figures.positions(values, tmp_path / 'positions.png')
-  axes = found[0].axes[0]
-  labels = [int(x.get_text()) for x in axes.get_xticklabels()]
-  assert labels == [*range(1, 38, 3)] and len(axes.get_yticks()) == 3
-  shown = axes.images[0].get_array()
-  np.testing.assert_array_equal(shown[-9:, -37:], values[6, 36])
 
 
 def test_sheet_has_the_images_side_by_side(tmp_path):

@@ -15,7 +15,6 @@ from vit_jax.models.axial import AxialViT
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid
-from vit_jax.reports import embedding_figures
 from vit_jax.tools import predict
 from vit_jax.tools.look import __main__ as command
 from vit_jax.tools.look import arrays, figures
@@ -286,15 +285,31 @@ def test_tsne_keeps_neighbours():
 
 
 @pytest.mark.parametrize('num_classes', [1, 30])
-def test_figure_of_points(tmp_path, num_classes):
+def test_figure_of_points(tmp_path, num_classes, monkeypatch):
   rng = np.random.default_rng(0)
-  points = rng.normal(size=(60, 2))
-  classes = None
-  if num_classes > 1:
-    classes = [f'_class $ {i % num_classes} of a long name' for i in range(60)]
-  embedding_figures.scatter(points, tmp_path / 'x.png', classes)
+  monkeypatch.setattr(arrays, 'tsne', np.stack)
+  looks = [{'path': str(i), 'features': rng.normal(size=2)} for i in range(60)]
+  for i, look in enumerate(looks if num_classes > 1 else ()):
+    look['class'] = f'_class $ {i % num_classes} of a long name'
+  figures.tsne(None, tmp_path / 'x.png', looks)
   with Image.open(tmp_path / 'x.png') as image:
     assert min(image.size) > 900 and max(image.size) < 2000
+
+
+def test_positions_of_a_large_grid_are_every_third(tmp_path, monkeypatch):
+  found = []
+  monkeypatch.setattr(
+    figures.pictures, 'save', lambda made, *_, **__: found.append(made)
+  )
+  table = np.random.default_rng(0).normal(size=(9, 37, 8))
+  monkeypatch.setattr(arrays, 'table', lambda weights: table)
+  figures.positions(None, tmp_path / 'positions.png')
+  axes = found[0].axes[0]
+  labels = [int(x.get_text()) for x in axes.get_xticklabels()]
+  assert labels == [*range(1, 38, 3)] and len(axes.get_yticks()) == 3
+  shown = axes.images[0].get_array()
+  wanted = embeddings.similarity(table)[6, 36]
+  np.testing.assert_array_equal(shown[-9:, -37:], wanted)
 
 
 def test_finer_images(weights, tmp_path):

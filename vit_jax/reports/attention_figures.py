@@ -1,4 +1,4 @@
-"""Figures of attention: maps, rollout next to the image, distance by depth."""
+"""Images next to what a model attends to."""
 
 import math
 import re
@@ -11,31 +11,6 @@ from vit_jax.reports import pictures
 from vit_jax.types import PathLike
 
 STYLES = ('mask', 'heat')
-
-
-def maps(
-  values: np.ndarray, picture: np.ndarray, path: epath.Path, *, title: str
-) -> None:
-  """Draw the attention [L, h, gh, gw] of each layer (rows) and head (columns).
-
-  Each map is divided by its own maximum: heads that attend to all patches would
-  be dark next to others. The picture, uint8 [H, W, C], is above them.
-  """
-  depth, heads, gh, gw = values.shape
-  side = min(1.1, 14 / max(depth, heads))  # inches per map
-  width = max(heads * side, 2.2) + 0.7
-  height = depth * side * gh / gw
-  above = min(2.0, 0.8 * width * picture.shape[0] / picture.shape[1])
-  made = pictures.canvas(width, height + above + 0.9)
-  top, below = made.subplots(2, 1, height_ratios=[above, height])
-  top.imshow(pictures.rgb(picture))
-  top.set_axis_off()
-  top.set_title(title, fontsize=10, parse_math=False)
-  scale = np.maximum(values.max(axis=(2, 3), keepdims=True), 1e-30)
-  pictures.mosaic(below, values / scale, vmin=0, vmax=1)
-  below.set(xlabel='Head', ylabel='Layer')
-  # At least two dots per patch.
-  pictures.save(made, path, dpi=max(130, min(400, 2.2 * gw / side)), tight=True)
 
 
 def overlay(
@@ -107,28 +82,3 @@ def write_sheets(
     name = re.sub(r'\W+', '-', title.partition(' (')[0].lower())
     path = epath.Path(workdir) / f'sheet-{number}-{name}.png'
     sheet(rows, path, title=title)
-
-
-def distance(values: np.ndarray, path: epath.Path, *, uniform: float) -> None:
-  """Draw mean attention distance in pixels, [L, h], by layer (Figs. 7, 11).
-
-  A line shows `uniform`, the distance of a head with uniform attention.
-  """
-  from matplotlib import colormaps
-
-  depth, heads = values.shape
-  made, (axes,) = pictures.figure(1)
-  axes.set_prop_cycle(color=colormaps['turbo'](np.linspace(0.05, 0.95, heads)))
-  names = [f'Head {head + 1}' for head in range(heads)]
-  axes.plot(np.arange(1, depth + 1), values, '.', markersize=10, label=names)
-  axes.axhline(uniform, color='grey', linestyle='--', label='uniform')
-  axes.set(
-    xlabel='Network depth (layer)',
-    ylabel='Mean attention distance (pixels)',
-    xlim=(0.5, depth + 0.5),
-    ylim=(0, 1.05 * max(values.max(), uniform)),
-  )
-  axes.xaxis.get_major_locator().set_params(integer=True)
-  place = {'loc': 'center left', 'bbox_to_anchor': (1, 0.5)}
-  axes.legend(frameon=False, fontsize=7, ncols=math.ceil(heads / 16), **place)
-  pictures.save(made, path)

@@ -52,12 +52,10 @@ def rgb(image: np.ndarray) -> np.ndarray:
   return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
-def mosaic(
-  axes: Any, values: np.ndarray, *, vmin: float, vmax: float, gap: float = 0.1
-) -> Any:
+def mosaic(axes: Any, values: np.ndarray, *, vmin: float, vmax: float) -> Any:
   """Draw maps [rows, columns, m, n] in one image: many axes would be slow."""
   *counts, m, n = values.shape
-  gap = max(1, round(gap * n))
+  gap = max(1, round(0.1 * n))
   padding = ((0, 0), (0, 0), (0, gap), (0, gap))
   tiles = np.pad(values, padding, constant_values=np.nan)  # NaN stays white
   shape = np.multiply(counts, (m + gap, n + gap))

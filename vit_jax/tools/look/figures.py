@@ -13,7 +13,7 @@ from vit_jax.analysis import embeddings as principal
 from vit_jax.data.sources import image_files
 from vit_jax.data.transforms import scale
 from vit_jax.io import terminal
-from vit_jax.reports import attention_figures, embedding_figures
+from vit_jax.reports import attention_figures, pictures
 from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
@@ -26,37 +26,98 @@ Looks = Sequence[Mapping[str, Any]]  # dicts of `arrays.look_at`
 
 
 def filters(weights: Weights, path: pathlib.Path) -> None:
-  """Draw the first 28 principal components of the patch embedding."""
+  """Draw the first 28 principal components of the patch embedding (Fig. 7)."""
   components, shares = principal.filters(weights.params['embedding/kernel'])
   kind = 'RGB embedding' if weights.image_shape[2] == 3 else 'Embedding'
+  images = [*principal.tiles(components)]
+  made, _ = pictures.grid(images, min(7, len(images)), 0.62)
   title = f'{kind} filters\n(first {len(shares)} principal components)'
-  embedding_figures.filters(principal.tiles(components), path, title=title)
+  made.suptitle(title, fontsize=10)
+  pictures.save(made, path, dpi=200, tight=True)
   _write(path, components=components, shares=shares)
 
 
 def positions(weights: Weights, path: pathlib.Path) -> None:
-  """Draw the similarity of position embeddings."""
+  """Draw the map of similarities of every n-th position (Figs. 7, 10)."""
   cosines = principal.similarity(arrays.table(weights))
-  embedding_figures.positions(cosines, path)
+  gh, gw = cosines.shape[:2]
+  n = -(-max(gh, gw) // 16)
+  width = 4.4 if gw <= 8 else 7
+  made = pictures.canvas(width + 0.5, width * min(gh / gw, 3))
+  axes = made.subplots()
+  shown = pictures.mosaic(axes, cosines[::n, ::n], vmin=-1, vmax=1)
+  axes.set_yticks(axes.get_yticks(), range(1, gh + 1, n))
+  axes.set_xticks(axes.get_xticks(), range(1, gw + 1, n))
+  axes.set(
+    title='Position embedding similarity',
+    xlabel='Input patch column',
+    ylabel='Input patch row',
+  )
+  right = axes.inset_axes([1.03, 0, 0.035, 1])
+  bar = made.colorbar(shown, cax=right, ticks=[-1, 0, 1])
+  bar.set_label('Cosine similarity')
+  # At least two dots per patch of a map.
+  dpi = max(150, min(400, 2.2 * gw * gw / n / width))
+  pictures.save(made, path, dpi=dpi, tight=True)
   _write(path, similarity=cosines)
 
 
 def distance(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
-  """Draw the mean attention distance over the images."""
+  """Draw the mean attention distance in pixels, by layer (Figs. 7, 11).
+
+  A line shows the distance of a head with uniform attention.
+  """
+  from matplotlib import colormaps
+
   values = np.stack([look['distance'] for look in looks])
   mean, uniform = values.mean(0), arrays.cell_distances(weights).mean()
-  attention_figures.distance(mean, path, uniform=float(uniform))
+  depth, heads = mean.shape
+  made, (axes,) = pictures.figure(1)
+  axes.set_prop_cycle(color=colormaps['turbo'](np.linspace(0.05, 0.95, heads)))
+  names = [f'Head {head + 1}' for head in range(heads)]
+  axes.plot(np.arange(1, depth + 1), mean, '.', markersize=10, label=names)
+  axes.axhline(uniform, color='grey', linestyle='--', label='uniform')
+  axes.set(
+    xlabel='Network depth (layer)',
+    ylabel='Mean attention distance (pixels)',
+    xlim=(0.5, depth + 0.5),
+    ylim=(0, 1.05 * max(mean.max(), uniform)),
+  )
+  axes.xaxis.get_major_locator().set_params(integer=True)
+  place = {'loc': 'center left', 'bbox_to_anchor': (1, 0.5)}
+  axes.legend(frameon=False, fontsize=7, ncols=-(-heads // 16), **place)
+  pictures.save(made, path)
   numbers = {'distance': mean, 'of_each_image': values, 'uniform': uniform}
   _write(path, looks, **numbers)
 
 
 def maps(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
-  """Draw a figure per image: maps-1, maps-2, ... for the path maps."""
+  """Draw a figure per image: maps-1, maps-2, ... for the path maps.
+
+  It has the attention of each layer (row) and head (column) below the image.
+  Each map is divided by its own maximum: heads that attend to all patches would
+  be dark next to others.
+  """
   images = _images(weights, looks, 2 * _PX)
   for i, (look, image) in enumerate(zip(looks, images), 1):
-    file = path.with_stem(f'{path.stem}-{i}')
-    attention_figures.maps(look['maps'], image, file, title=_caption(look))
-    _write(file, maps=look['maps'], path=look['path'])
+    values, file = look['maps'], path.with_stem(f'{path.stem}-{i}')
+    depth, heads, gh, gw = values.shape
+    side = min(1.1, 14 / max(depth, heads))  # inches per map
+    width = max(heads * side, 2.2) + 0.7
+    height = depth * side * gh / gw
+    above = min(2.0, 0.8 * width * image.shape[0] / image.shape[1])
+    made = pictures.canvas(width, height + above + 0.9)
+    top, below = made.subplots(2, 1, height_ratios=[above, height])
+    top.imshow(pictures.rgb(image))
+    top.set_axis_off()
+    top.set_title(_caption(look), fontsize=10, parse_math=False)
+    scale = np.maximum(values.max(axis=(2, 3), keepdims=True), 1e-30)
+    pictures.mosaic(below, values / scale, vmin=0, vmax=1)
+    below.set(xlabel='Head', ylabel='Layer')
+    # At least two dots per patch.
+    dpi = max(130, min(400, 2.2 * gw / side))
+    pictures.save(made, file, dpi=dpi, tight=True)
+    _write(file, maps=values, path=look['path'])
 
 
 def rollout(
@@ -92,26 +153,72 @@ def rollout(
 
 def tsne(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   """Draw a point per image, colored by class."""
+  from matplotlib import colormaps
+
   points = arrays.tsne([look['features'] for look in looks])
   classes = [look.get('class', '') for look in looks]
-  embedding_figures.scatter(points, path, classes if any(classes) else None)
+  names, labels = np.unique(classes, return_inverse=True)
+  colors = colormaps['turbo'](np.linspace(0.05, 0.95, len(names)))
+  made = pictures.canvas(7.2, 7)
+  axes = made.subplots()
+  axes.set(xticks=[], yticks=[], title=f't-SNE of {len(points):,} images')
+  axes.set_aspect('equal', adjustable='datalim')
+  size = float(np.clip(9000 / len(points), 5, 60))
+  axes.scatter(*points.T, s=size, c=colors[labels], alpha=0.8, linewidths=0)
+  style = {'fontsize': 8, 'ha': 'center', 'va': 'center', 'parse_math': False}
+  box = {'facecolor': 'white', 'alpha': 0.6, 'linewidth': 0, 'pad': 0.5}
+  for label, name in enumerate(names):
+    middle = np.median(points[labels == label], axis=0)
+    axes.text(*middle, pictures.shorten(name, 24), bbox=box, **style)
+  pictures.save(made, path, dpi=150, tight=True)
   _write(path, looks, points=points, classes=classes)
 
 
 def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
-  """Draw norms of tokens by layer, and sheets of their maps: PATH-maps."""
-  from matplotlib import colormaps
+  """Draw norms of tokens by layer, and sheets of their maps: PATH-maps.
+
+  Norms of patches are a histogram in each layer, medians of others are lines.
+  """
+  from matplotlib import colormaps, ticker
+  from matplotlib.colors import LogNorm
 
   layout = arrays.layout(weights)
   values = np.stack([look['norms'] for look in looks])
+  patches, depth = values[..., layout.prefix :], values.shape[1]
+  low, high = np.log10([values.min(), values.max()])
+  edges = np.logspace(low - 0.02, high + 0.02, 41)
+  counts = [np.histogram(patches[:, i], edges)[0] for i in range(depth)]
+  shares = np.stack(counts, axis=1) * depth / patches.size
+  made, (axes,) = pictures.figure(1)
+  axes.grid(visible=False)
+  at, seen = np.arange(depth + 1) + 0.5, np.ma.masked_equal(shares, 0)
+  scale = LogNorm(seen.min() / 20, seen.max())  # a single patch is visible
+  shown = axes.pcolormesh(at, edges, seen, norm=scale, cmap='Blues')
+  axes.set_prop_cycle(color=colormaps['autumn'](np.linspace(0, 0.8, 9)))
   names = ['class token'][: layout.class_token]
   names += ['distillation token'][: layout.distillation_token]
   names += [f'register {i + 1}' for i in range(layout.num_registers)]
-  others = dict(zip(names, np.moveaxis(values, 2, 0)))
-  embedding_figures.norms(values[..., layout.prefix :], others, path)
+  for name, medians in zip(
+    names, np.median(values[..., : layout.prefix], axis=0).T
+  ):
+    axes.plot(at[1:] - 0.5, medians, '.-', label=name)
+  axes.set(
+    yscale='log',
+    xlabel='Network depth (layer)',
+    ylabel='Norm',
+    title=f'Norms of the patches of {len(patches):,} images',
+  )
+  axes.xaxis.get_major_locator().set_params(integer=True)
+  plain = ticker.LogFormatter(minor_thresholds=(1.5, 0.5))
+  axes.yaxis.set_major_formatter(plain)
+  axes.yaxis.set_minor_formatter(plain)
+  made.colorbar(shown, label='Fraction of the patches of the layer')
+  if names:
+    axes.legend(frameon=False, fontsize=8, loc='upper left')
+  pictures.save(made, path)
   _write(path, looks, norms=values)
-  chosen = np.unique(np.ceil(np.arange(1, 5) / 4 * values.shape[1]).astype(int))
-  maps = values[:PER_SHEET, :, layout.prefix :][:, chosen - 1]
+  chosen = np.unique(np.ceil(np.arange(1, 5) / 4 * depth).astype(int))
+  maps = patches[:PER_SHEET, chosen - 1]
   low, high = (f(maps, axis=(0, 2))[:, None] for f in (np.min, np.max))
   maps = (maps - low) / np.maximum(high - low, 1e-30)
   maps = maps.reshape(*maps.shape[:2], *layout.grid)
