@@ -18,7 +18,6 @@ from vit_jax.models.vit import PatchEmbedding
 mean_distance = jax.jit(attention.mean_distance)
 rollout = jax.jit(attention.rollout)
 softmax_of = jax.jit(attention.weights)
-maps = jax.jit(attention.maps)
 
 SMALL = {'depth': 3, 'embedding': PatchEmbedding((2, 3)), 'num_classes': 5}
 SHAPE = (2, 8, 9, 3)  # grid 4x3
@@ -66,15 +65,10 @@ def make(**fields):
   return model, {'params': params}, images
 
 
-def test_weights_are_the_softmax_and_maps_are_their_rows():
+def test_weights_are_the_softmax():
   q, k = qk()
   wanted = numpy_weights(q, k)
   np.testing.assert_allclose(softmax_of(q, k), wanted, atol=1e-6)
-  patches = jnp.zeros((1, 1, 7)).at[..., 3:].set(1 / 4)
-  rows = wanted[:, :, 0], wanted[:, :, 3:].mean(2)
-  for start, row in zip((FIRST, patches), rows):
-    found = maps(q, k, start=start)[:, :, 0]
-    np.testing.assert_allclose(found, row, atol=1e-6)
   half = softmax_of(q.astype('bfloat16'), k.astype('bfloat16'))
   assert half.dtype == jnp.float32
   np.testing.assert_allclose(half.sum(-1), 1, atol=1e-6)
@@ -154,7 +148,7 @@ def test_rollout_of_heads():
     wanted = rollout(q[: i + 1], k[: i + 1], start=start)
     np.testing.assert_allclose(found[:, i].mean(1), wanted, atol=1e-6)
   # One head: its attention, then the layers before it.
-  of_head = (maps(q[2], k[2], start=start)[:, 1] + start) / 2
+  of_head = (start @ softmax_of(q[2], k[2])[:, 1] + start) / 2
   wanted = of_head @ rollout(q[:2], k[:2])
   np.testing.assert_allclose(found[:, 2, 1], wanted, rtol=1e-4, atol=1e-6)
 
@@ -219,7 +213,7 @@ def test_one_layer_is_in_memory_at_a_time(what):
   distances = attention.cell_distances((14, 14), (16, 16))
   start = jnp.zeros((1, 1, 197)).at[..., 0].set(1)
   of_layer = {
-    'maps': lambda q, k, _: maps(q, k, start=start),
+    'maps': lambda q, k, _: start[:, None] @ softmax_of(q, k),
     'distance': lambda q, k, _: mean_distance(q, k, distances=distances),
   }
 

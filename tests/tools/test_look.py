@@ -55,12 +55,11 @@ def analysed(weights, paths, prefix):
     apply = functools.partial(weights.model.apply, mutable=['intermediates'])
     recorded = apply({'params': params}, images)[1]['intermediates']
     layers = attention.recorded(recorded)
-    rows = functools.partial(attention.maps, start=start)
     apart = functools.partial(attention.mean_distance, distances=distances)
-    maps = attention.per_layer(rows, *layers)[..., prefix:]
+    rows = start[:, None] @ attention.per_layer(attention.weights, *layers)
     rollout = attention.rollout(*layers, start=start)[..., prefix:]
     return {
-      'maps': maps.reshape(-1, 2, 2, 2, 3),
+      'maps': rows[..., prefix:].reshape(-1, 2, 2, 2, 3),
       'rollout': rollout.reshape(-1, 2, 3),
       'distance': attention.per_layer(apart, *layers),
     }

@@ -71,17 +71,6 @@ def per_layer(
   return jnp.swapaxes(found, 0, 1)
 
 
-def maps(
-  q: Array, k: Array, added: Array | None = None, *, start: Array
-) -> jax.Array:
-  """Return each head's attention from some tokens of a layer: [B, h, R, N].
-
-  `start`, [B or 1, R, N] such as Pooling.token_weights, are R mixtures of
-  queries, whose weights sum to one. The identity gives `weights`.
-  """
-  return jnp.einsum('brq,bhqn->bhrn', start, weights(q, k, added))
-
-
 def rollout(
   q: Array, k: Array, added: Array | None = None, *, start: Array | None = None
 ) -> jax.Array:
@@ -94,7 +83,8 @@ def rollout(
 
   Args:
     q, k, added: arrays that `recorded` returns.
-    start: [B or 1, R, N], output tokens or mixtures of them; None: all, R = N.
+    start: [B or 1, R, N], output tokens or mixtures of them, such as
+      Pooling.token_weights; None: all, R = N.
 
   Returns:
     float32 [B, R, N]; rows have the same sums as those of start.
@@ -111,7 +101,7 @@ def rollout(
 
 
 def rollout_of_heads(
-  q: Array, k: Array, added: Array | None = None, *, start: Array | None = None
+  q: Array, k: Array, added: Array | None = None, *, start: Array
 ) -> jax.Array:
   """Return rollouts from one head of one layer: float32 [B, L, h, R, N].
 
@@ -121,7 +111,6 @@ def rollout_of_heads(
   """
   batch, tokens = q.shape[1:3]
   identity = jnp.broadcast_to(jnp.eye(tokens), (batch, tokens, tokens))
-  start = identity if start is None else start
 
   def next_layer(before, layer):
     of_heads = (weights(*layer) + identity[:, None]) / 2

@@ -127,7 +127,8 @@ def forward_fn(
     start = model.pooling.token_weights(tokens, recorded)
     if 'maps' in figures:
       maps = attention.per_layer(
-        lambda *layer: attention.maps(*layer, start=start)[:, :, 0], *layers
+        lambda *layer: (start[:, None] @ attention.weights(*layer))[:, :, 0],
+        *layers,
       )
       out['maps'] = patches(maps)
     if 'rollout' in figures:

@@ -128,26 +128,23 @@ def rollout(
   Each image of several also has what exceeds the mean over all images, because
   small models attend to some places in all images.
   """
-  few = min(len(looks), PER_SHEET) <= _FEW
-  images = _images(weights, looks, 2 * _PX if few else _PX)
   mean = np.mean([look['rollout'] for look in looks], axis=0)
+
+  def draw(image, found):
+    drawn = [attention_figures.overlay(image, found, style=style)]
+    if len(looks) > 1:
+      above = np.maximum(found - mean, 0)
+      drawn.append(attention_figures.overlay(image, above, style='heat'))
+    return drawn
+
   title = f'image, rollout, rollout above the mean of {len(looks):,} images'
   title = title if len(looks) > 1 else ''
   for start in range(0, len(looks), PER_SHEET):
     sheet = looks[start : start + PER_SHEET]
     rollouts = np.stack([look['rollout'] for look in sheet])
-    rows = [  # rollouts first: zip would drop an image of the next sheet
-      [x, attention_figures.overlay(x, found, style=style)]
-      for found, x in zip(rollouts, images)
-    ]
-    for row, found in zip(rows, rollouts if len(looks) > 1 else ()):
-      above = np.maximum(found - mean, 0)
-      row.append(attention_figures.overlay(row[0], above, style='heat'))
-    names = [_caption(x) if few else x.get('class', '') for x in sheet]
     number = start // PER_SHEET + 1
     file = path.with_stem(f'{path.stem}-{number}') if start else path
-    names = names if any(names) else None
-    attention_figures.sheet(rows, file, names=names, title=title)
+    _sheet(weights, file, sheet, rollouts, title, draw)
     _write(file, sheet, rollout=rollouts, mean=mean)
 
 
@@ -254,17 +251,19 @@ def similarity(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   _write(path, looks, similarity=maps, places=places)
 
 
-def _sheet(weights, path, looks, colors, title):
-  """Draw images, each with maps in colors, uint8 [n, m, gh, gw, 3]."""
-  looks = looks[: len(colors)]
+def _enlarged(image, maps):
+  """Return maps in colors, uint8 [m, gh, gw, 3], as large as the image."""
+  return [principal.enlarge(x, image.shape) for x in maps]
+
+
+def _sheet(weights, path, looks, found, title, draw=_enlarged):
+  """Draw images, each with what `draw` makes of it and an item of `found`."""
+  looks = looks[: len(found)]
   px = 2 * _PX if len(looks) <= _FEW else _PX
-  rows = [
-    (image, *(principal.enlarge(x, image.shape) for x in maps))
-    for maps, image in zip(colors, _images(weights, looks, px))
-  ]
-  attention_figures.sheet(
-    rows, path, names=[_caption(x) for x in looks], title=title
-  )
+  images = _images(weights, looks, px)
+  rows = [(image, *draw(image, x)) for x, image in zip(found, images)]
+  names = [_caption(look) for look in looks]
+  attention_figures.sheet(rows, path, names=names, title=title)
 
 
 def _write(file, looks=(), **numbers):
