@@ -9,7 +9,7 @@ import sklearn.metrics
 from nightly import nightly
 from PIL import Image
 
-from vit_jax.reports import confusion, page, worst
+from vit_jax.reports import confusion, worst
 
 
 def predictions(num_classes=5, count=300, names=None, **fields):
@@ -103,13 +103,6 @@ def test_only_some_classes_can_be_predicted(tmp_path):
   header, *rows = read(tmp_path / 'confusion-x.csv')
   assert header[1:] == ['3', '7', '150']
   assert sum(int(x) for row in rows for x in row[1:]) == 300
-
-
-def test_the_most_confused_pairs():
-  matrix = np.array([[9, 2, 0], [5, 9, 1], [0, 2, 9]])
-  assert page.most_confused(matrix, 3) == [(1, 0, 5), (0, 1, 2), (2, 1, 2)]
-  assert len(page.most_confused(matrix)) == 4
-  assert page.most_confused(np.diag([3, 4])) == []
 
 
 @pytest.mark.parametrize('num_classes', [1000, *nightly([2, 60])])

@@ -156,6 +156,7 @@ def test_a_run(folder):
     'abc+dirty',
     'python -m vit_jax.main --config=configs/x.py:tiny',
     '8 examples are misclassified',
+    '0 4 100.0%',  # of the most confused classes
   ):
     assert expected in said, expected
   assert 'model.mlp.target' in said and 'evals.val.seed' not in said  # typed

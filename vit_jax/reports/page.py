@@ -5,7 +5,6 @@ It is made from the files in the workdir, also of a running or stopped run.
 
 import base64
 import csv
-import functools
 import io
 import json
 import math
@@ -30,6 +29,17 @@ from vit_jax.types import PathLike, UserError, kind_of
 
 NAME = 'report.html'
 _WORST = 24  # mistakes on a page
+_MISTAKES = {  # {kind of file: (title, note on their number and their file)}
+  'misclassified': (
+    'Worst mistakes',
+    '{} examples are misclassified. The worst are shown: their true class got '
+    'the lowest probability. All are in {}.',
+  ),
+  'worst': (
+    'Worst predictions',
+    'The largest errors first; {} are in {}.',
+  ),
+}
 
 
 def write_at_end(workdir: PathLike) -> None:
@@ -51,9 +61,7 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
   found = _read(workdir)
   path = epath.Path(output) if output else found.path / NAME
   content = _study(found) if found.is_study else _run(found)
-  text = _template().render(workdir=found, **content, **_setup(found))
-  write_atomically(path, text.encode('utf-8', 'backslashreplace'))
-  return path
+  return _render(path, workdir=found, **content, **_setup(found))
 
 
 def compare(
@@ -64,13 +72,17 @@ def compare(
   names = [x.name for x in runs]
   if len({*names}) < len(names):
     names = [str(x.path) for x in runs]
-  last = [{k: _metric(k, x) for k in _shown_metrics(x)} for x in runs]
+  last = [
+    {k: _metric(k, x) for k in x.last if k != 'time' and _is_shown(k, x.kinds)}
+    for x in runs
+  ]
   settings = [
     x.preset.get('defaults', {}) | dict(configs.walk(x.config)) for x in runs
   ]
   differ = [row for row in _rows(settings) if len({*map(str, row[1:])}) > 1]
   tables = ('Last metrics', _rows(last)), ('Keys that differ', differ)
-  text = _template().render(
+  return _render(
+    epath.Path(output or runs[0].path.parent / 'compare.html'),
     workdir={'name': ', '.join(names), 'preset': {}, 'done': {}},
     kind='Comparison',
     status=(f'{len(runs)} runs', ''),
@@ -80,9 +92,6 @@ def compare(
       (name, '', x.records, x.kinds) for name, x in zip(names, runs)
     ),
   )
-  path = epath.Path(output or runs[0].path.parent / 'compare.html')
-  write_atomically(path, text.encode('utf-8', 'backslashreplace'))
-  return path
 
 
 def _rows(columns):
@@ -91,11 +100,10 @@ def _rows(columns):
   return [[key, *(x.get(key, '') for x in columns)] for key in keys]
 
 
-def _shown_metrics(run):
-  """Return the metrics that charts and tables show."""
-  kinds = {x: kind_of(x, run.kinds) for x in run.last if x != 'time'}
-  kinds = {x: y for x, y in kinds.items() if y.group not in ('', 'Layers')}
-  return [x for x, kind in kinds.items() if not kind.detail]
+def _is_shown(metric, kinds):
+  """Return whether charts and tables show a metric."""
+  kind = kind_of(metric, kinds)
+  return kind.group not in ('', 'Layers') and not kind.detail
 
 
 def _read(workdir):
@@ -156,8 +164,8 @@ def _an_image(config):
   return shlex.quote(str(next(found, 'IMAGE.jpg')))
 
 
-@functools.cache
-def _template():
+def _render(path, **content):
+  """Write a page of the content, and return its path."""
   import jinja2  # a machine that trains may not have it
 
   folder = pathlib.Path(__file__).parent
@@ -171,7 +179,9 @@ def _template():
     str(file.relative_to(folder)): file.read_text()
     for file in (*folder.glob('page.*s'), *folder.glob('uplot/*s'))
   }
-  return environment.get_template('page.html')
+  text = environment.get_template('page.html').render(**content)
+  write_atomically(path, text.encode('utf-8', 'backslashreplace'))
+  return path
 
 
 def _run(run):
@@ -190,8 +200,8 @@ def _run(run):
       for x in sorted(run.path.glob('sheet-*.png'))
     },
     'confusions': _by_evaluator(run.path, 'confusion', _confusion),
-    'mistakes': _by_evaluator(run.path, 'misclassified', _mistakes),
-    'worst': _by_evaluator(run.path, 'worst', _mistakes),
+    'mistakes': _by_evaluator(run.path, 'misclassified', _mistakes)
+    | _by_evaluator(run.path, 'worst', _mistakes),
     'times': [
       (phase, duration(seconds), f'{seconds / run.seconds:.1%}')
       for phase, seconds in run.phases.items()
@@ -342,33 +352,28 @@ def _confusion(path, rows):
   """Return the figure of confusion-NAME.csv and the most confused classes."""
   (_, *labels), *rows = rows
   matrix = np.array([row[1:] for row in rows], np.int64)
+  errors = matrix * ~np.eye(len(matrix), dtype=bool)
+  order = np.argsort(-errors, axis=None, kind='stable')[:12]
   pairs = [
     (labels[i], labels[j], f'{count:,}', f'{count / matrix[i].sum():.1%}')
-    for i, j, count in most_confused(matrix)
+    for i, j in zip(*np.unravel_index(order, errors.shape))
+    if (count := errors[i, j])
   ]
   return {'figure': _encoded(path.with_suffix('.png')), 'pairs': pairs}
 
 
-def most_confused(
-  matrix: np.ndarray, limit: int = 12
-) -> list[tuple[int, int, int]]:
-  """Return [(true, predicted, count)], the largest cells off the diagonal."""
-  errors = matrix * ~np.eye(len(matrix), dtype=bool)
-  order = np.argsort(-errors, axis=None, kind='stable')[:limit]
-  pairs = zip(*np.unravel_index(order, errors.shape))
-  return [(int(i), int(j), int(errors[i, j])) for i, j in pairs if errors[i, j]]
-
-
 def _mistakes(path, rows):
-  """Return the number of rows of KIND-NAME.csv, and the worst."""
-  name = path.stem.partition('-')[2]
+  """Return the worst rows of KIND-NAME.csv, and what they are."""
+  kind, _, name = path.stem.partition('-')
+  title, note = _MISTAKES[kind]
   saved = path.with_name(f'thumbnails-{name}.json')
   images = json.loads(saved.read_text()) if saved.exists() else {}
   header, *rows = rows
   worst = [
     dict(zip(header, row), image=images.get(row[-1])) for row in rows[:_WORST]
   ]
-  return {'count': len(rows), 'rows': worst}
+  note = note.format(len(rows), path.name)
+  return {'title': title, 'note': note, 'rows': worst}
 
 
 def _encoded(path):
