@@ -31,9 +31,9 @@ from vit_jax.config import ConfigError, Provenance
 from vit_jax.io import terminal
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
+from vit_jax.reports.workdir import Workdir
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.monitor import NonFiniteError
-from vit_jax.runs.records import read_kinds, read_records
 from vit_jax.types import PathLike, UserError, kind_of
 
 DONE = 'done.json'
@@ -163,20 +163,19 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
   if not best:
     return config
   del config.best_of
-  scores = {}
-  for name in runs:
-    path = workdir / name
-    if re.fullmatch(best.runs, name) and 'diverged' not in outcome(path):
-      last = {k: v for record in read_records(path) for k, v in record.items()}
-      if math.isfinite(last.get(best.metric, math.nan)):
-        scores[name] = last[best.metric]
+  found = {x: Workdir(workdir / x) for x in runs if re.fullmatch(best.runs, x)}
+  scores = {
+    name: run.last[best.metric]
+    for name, run in found.items()
+    if 'diverged' not in run.done
+    and math.isfinite(run.last.get(best.metric, math.nan))
+  }
   if not scores:
     raise ConfigError(
       f'best_of: all runs {best.runs!r} diverged, or have no finite '
       f'{best.metric}.'
     )
-  kinds = read_kinds(workdir / next(iter(scores)))
-  winner = kind_of(best.metric, kinds).best(scores)
+  winner = kind_of(best.metric, found[next(iter(scores))].kinds).best(scores)
   values = dict(configs.walk(runs[winner]))
   taken = {path: values[path] for path in best.take}
   config.update_from_flattened_dict(taken)

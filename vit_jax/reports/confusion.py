@@ -11,16 +11,13 @@ one. Classes without a unique name are followed by their number.
 """
 
 import collections
-import concurrent.futures
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from vit_jax.data import subsets
 from vit_jax.reports import pictures, worst
 
 MISCLASSIFIED = (
@@ -64,15 +61,12 @@ class Predictions:
     log_p, p = self.true_log_probability, self.predicted_probability
     (wrong,) = np.nonzero(true != predicted)
     wrong = wrong[np.lexsort([x[wrong] for x in (self.index, -p, log_p)])]
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
-      describe = functools.partial(subsets.describe, source)
-      files = pool.map(describe, self.index[wrong].tolist())
     rows = [
       (
-        *(file, labels[true[i]], labels[predicted[i]]),
+        *(labels[true[i]], labels[predicted[i]]),
         *(f'{np.exp(log_p[i]):.6g}', f'{p[i]:.6g}', int(self.index[i])),
       )
-      for file, i in zip(files, wrong)
+      for i in wrong
     ]
     kind = 'misclassified'
     paths.append(worst.write(folder, kind, name, MISCLASSIFIED, rows, source))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.data.subsets import describe
 from vit_jax.reports import pictures, worst
 
 _HEADER = 'file', 'name', 'true', 'predicted', 'index'
@@ -45,7 +44,7 @@ class Numbers:
     order = np.argsort(-errors, axis=None, kind='stable')[:_MOST_ROWS]
     rows = [
       (
-        *(describe(source, int(self.index[i])), self.names[k]),
+        self.names[k],
         *(f'{x[i, k]:.4g}' for x in (self.true, self.predicted)),
         int(self.index[i]),
       )

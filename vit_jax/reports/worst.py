@@ -6,7 +6,9 @@ thumbnails-NAME.json   images of the worst, for the page of the run: {index: PNG
 """
 
 import base64
+import concurrent.futures
 import contextlib
+import functools
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +18,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from vit_jax.data.subsets import describe
 from vit_jax.io.files import csv_line, write_atomically
 from vit_jax.reports import pictures
 from vit_jax.types import PathLike
@@ -50,12 +53,17 @@ def write(
   rows: Sequence[Sequence[Any]],
   source: Any,
 ) -> epath.Path:
-  """Write KIND-NAME.csv, whose last column is the index, and thumbnails."""
-  path = folder / f'{kind}-{name}.csv'
-  write_csv(path, header, rows)
+  """Write KIND-NAME.csv, and thumbnails of the first rows.
+
+  Rows end with the index of the example; its file is added in front.
+  """
+  path, indices = folder / f'{kind}-{name}.csv', [i for *_, i in rows]
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
+    files = pool.map(functools.partial(describe, source), indices)
+  write_csv(path, header, ([file, *row] for file, row in zip(files, rows)))
   # A data set need not consist of files, and files may move.
   with contextlib.suppress(OSError):  # of Pillow: a page can do without images
-    images = {i: _thumbnail(source[i]['image']) for *_, i in rows[:_IMAGES]}
+    images = {i: _thumbnail(source[i]['image']) for i in indices[:_IMAGES]}
     write_atomically(folder / f'thumbnails-{name}.json', json.dumps(images))
   return path
 

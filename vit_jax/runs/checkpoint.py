@@ -261,12 +261,6 @@ def _verify(arrays, items):
     raise UserError(f'{len(bad)} arrays ({bad[0]}) differ from their checksum.')
 
 
-def _shapes(arrays):
-  """Return {path: ShapeDtypeStruct} as checkpoints have it: ints for keys."""
-  plain = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
-  return jax.eval_shape(lambda x: jax.tree.map(_without_keys, x), plain)
-
-
 def _check_fits(path, arrays, items):
   """Raise DoesNotFitError, with a diff, if a checkpoint has other arrays."""
   for name in dict.fromkeys([*items, *arrays]):
@@ -274,7 +268,9 @@ def _check_fits(path, arrays, items):
       path: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
       for path, (dtype, shape, _) in arrays.get(name, {}).items()
     }
-    if lines := tree.diff(found, _shapes(tree.flatten(items.get(name, {})))):
+    wanted = tree.flatten(items.get(name, {}))
+    wanted = {k: jax.eval_shape(_without_keys, x) for k, x in wanted.items()}
+    if lines := tree.diff(found, wanted):
       raise DoesNotFitError(
         f'{path} does not fit this run. In {name!r} of the checkpoint (-), in '
         f'this run (+):\n{lines}\nUse the config that the run was started '

@@ -114,15 +114,15 @@ class MLflow:
     run = mlflow.start_run(run_id, run_name=self.name or workdir.name)
     if run_id:
       return
-    for part in _parts({k: str(x)[:6000] for k, x in walk(config) if k}, 100):
-      mlflow.log_params(part)
+    params = {_allowed(k): str(x)[:6000] for k, x in walk(config) if k}
+    mlflow.log_params(params)
     workdirs.write(workdir, 'mlflow.json', {'run_id': run.info.run_id})
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     import mlflow
 
-    for part in _parts(values, 1000):
-      mlflow.log_metrics(part, step=step)
+    values = {_allowed(k): x for k, x in values.items()}
+    mlflow.log_metrics(values, step=step)
 
   def close(self) -> None:
     import mlflow
@@ -130,8 +130,6 @@ class MLflow:
     mlflow.end_run('FAILED' if sys.exception() else 'FINISHED')
 
 
-def _parts(values, most):
-  """Yield the values in parts, with sizes and names that MLflow allows."""
-  items = [(re.sub(r'[^\w\-. :/]', '_', k), v) for k, v in values.items()]
-  for i in range(0, len(items), most):
-    yield dict(items[i : i + most])
+def _allowed(name):
+  """Return a name with the characters that MLflow allows."""
+  return re.sub(r'[^\w\-. :/]', '_', name)

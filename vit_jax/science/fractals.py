@@ -86,11 +86,6 @@ class Fractals:
     ).reshape(self.image_size, self.image_size, 1)
     return {'image': image, 'label': label}
 
-  def describe(self, index: int) -> str:
-    """Return the class, the number of the image and its file."""
-    instance, label = divmod(index, self.num_classes)
-    return f'fractal class {label}, image {instance} (in {self._path(label)})'
-
   def _path(self, label):
     return self.folder / f'{label:05d}.bin'
 
@@ -210,7 +205,7 @@ def attractor(
   bounds = np.rint(np.cumsum(probabilities) * 65536).astype(np.int64)
   bounds[-1] = 65536
   table = np.repeat(np.arange(len(bounds)), np.diff(bounds, prepend=0))
-  choices = table[_draws(orbits * steps)].reshape(steps, orbits)
+  choices = table[_Stream(100).bits16(orbits * steps)].reshape(steps, orbits)
   parameters = np.ascontiguousarray(np.moveaxis(systems, 2, 0))
   x = y = np.zeros((len(systems), orbits))
   kept = np.empty((2, _STEPS, *x.shape))
@@ -220,11 +215,6 @@ def attractor(
     if step >= _BURN_IN:
       kept[:, step - _BURN_IN] = x, y
   return np.moveaxis(kept, 1, 2).reshape(2, len(systems), -1)
-
-
-@functools.lru_cache(maxsize=4)
-def _draws(count):
-  return _Stream(100).bits16(count)
 
 
 def _positions(points, side):

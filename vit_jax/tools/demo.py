@@ -12,7 +12,6 @@ when the server ends (Ctrl-C or SIGTERM). Needs pip install -e '.[demo]'.
 """
 
 import argparse
-import collections
 import importlib.resources
 import os
 import signal
@@ -25,6 +24,7 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.io import terminal
+from vit_jax.reports import confusion
 from vit_jax.reports.attention_figures import STYLES, overlay
 from vit_jax.reports.pictures import rgb
 from vit_jax.tools import arguments, parsers, predict
@@ -90,8 +90,7 @@ class Explainer:
   def top(self, found: Mapping[str, Any], count: int) -> Any:
     """Return `Targets.shown` of what is predicted."""
     kind, names = self.weights.targets, predict.names_of(self.weights)
-    times = collections.Counter(names)
-    names = [f'{x} ({i})' if times[x] > 1 else x for i, x in enumerate(names)]
+    names = confusion.label(range(len(names)), names)
     return kind.shown(found[kind.outputs], names, count)
 
   def draw(

@@ -39,11 +39,6 @@ from vit_jax.tools import arguments, parsers
 from vit_jax.types import Params, PathLike, UserError
 from vit_jax.weights.bundle import Weights
 
-_ACTIVATIONS: dict[str, Any] = {
-  **{'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid},
-  'identity': jnp.asarray,
-}
-
 
 def predict(
   weights: Weights,
@@ -94,7 +89,7 @@ def forward_fn(
     else:  # a model of your own needs no more than logits
       found = {'logits': model.apply(variables, images)}
     if 'logits' in found:
-      convert = _ACTIVATIONS[weights.activation]
+      convert = getattr(jax.nn, weights.activation)
       out[weights.targets.outputs] = convert(found['logits'])
     if layer is not None:
       if layer not in found:
