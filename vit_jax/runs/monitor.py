@@ -173,8 +173,8 @@ class Monitor:
     learning_rate: function of the step, to be logged; or None.
     flops_per_step: FLOPs of a step (3 x forward), or of the steps of each part,
       for the MFU; 0: not known.
-    parts, of_step: names of the parts whose steps take different times, and the
-      index of each step's part; losses and the ETA distinguish them.
+    parts, of_step: names of the parts whose steps are different programs, and
+      the index of each step's part; losses distinguish them.
     stopwatch: Stopwatch that started with the run; None starts one.
     config: JSON values of the config, for the writers.
     kinds: what the metrics of steps and evaluators are.
@@ -244,7 +244,6 @@ class Monitor:
     """Measure rates from this step on."""
     self._rates_from = step, dict(self._stopwatch.seconds)
     self._waited: dict[str, float] = collections.defaultdict(float)
-    self._of_parts = np.zeros((2, len(self._parts)))  # seconds, steps
 
   @contextlib.contextmanager
   def traced(self, step: int) -> Iterator[None]:
@@ -325,12 +324,10 @@ class Monitor:
     if bad := [f'{k}={v}' for k, v in both if not np.isfinite(v).all()]:
       shown = ', '.join(bad[:3]) + ', ...' * (len(bad) > 3)
       raise NonFiniteError(f'{shown} in step {step} of {self._total_steps}.')
-    part = self._of_step[step - 1]
-    if name := self._parts[part]:
+    if name := self._parts[self._of_step[step - 1]]:
       values[f'{name}/loss'] = values['loss']
     self._sums.update(values)
     self._counts.update(values.keys())
-    self._of_parts[:, part] += self._seconds() - self._of_parts[0].sum(), 1
     if seen:
       self._before_write()
       self._writer.write(step, seen)
@@ -356,22 +353,16 @@ class Monitor:
     self._counts.clear()
     self._restart_rates(step)
 
-  def _seconds(self):
-    """Return the time of the steps from which rates are measured."""
-    self._stopwatch.lap(self._phase)
-    now, (_, before) = self._stopwatch.seconds, self._rates_from
-    return sum(now[x] - before.get(x, 0.0) for x in ('steps', 'data'))
-
   def _rates(self, step):
-    start, seconds = self._rates_from[0], self._seconds()
+    self._stopwatch.lap(self._phase)
+    now, (start, before) = self._stopwatch.seconds, self._rates_from
+    seconds = sum(now[x] - before.get(x, 0.0) for x in ('steps', 'data'))
     if self._phase == 'compile' or not seconds:
       return {}
     mean = seconds / (step - start)
-    known = np.where(self._of_parts[1], self._of_parts[1], np.nan)
-    each = np.nan_to_num(self._of_parts[0] / known, nan=mean)
     rates = {
       'images_per_s': self._batch_size / mean,
-      'eta_s': float(each[self._of_step[step:]].sum()),
+      'eta_s': mean * (self._total_steps - step),
     }
     rates |= {k: min(1.0, v / seconds) for k, v in self._waited.items()}
     peak = peak_flops(jax.devices()[0].device_kind)
