@@ -290,7 +290,7 @@ def test_a_signal_stops_after_saving(tmp_path, capsys):
   with pytest.raises(Stopped) as stopped:
     run(parts, evals={'spy': Evaluation(spy, steps(2))}, logging=logging)
   assert stopped.value.code == 128 + signal.SIGTERM
-  assert workdirs.newest_step(parts) == 3
+  assert workdirs.steps(parts / 'checkpoints')[-1] == 3
   assert 'SIGTERM: saved step 3 of 6' in capsys.readouterr().out
   run(parts, logging=logging, provenance=Provenance(allow_changes=['evals']))
   run(whole, logging=logging)

@@ -21,8 +21,7 @@ def test_steps_are_sorted_as_numbers(tmp_path):
   for name in ('9', '10', '5.bak', 'damaged-11'):
     (tmp_path / 'checkpoints' / name).mkdir(parents=True)
   assert workdirs.steps(tmp_path / 'checkpoints') == [9, 10]
-  assert workdirs.newest_step(tmp_path) == 10
-  assert workdirs.newest_step(tmp_path / 'missing') is None
+  assert workdirs.steps(tmp_path / 'missing') == []
 
 
 def test_the_commit_of_this_checkout():

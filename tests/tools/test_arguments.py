@@ -67,13 +67,6 @@ def test_counts():
       arguments.count(text)
 
 
-def test_mistakes_have_the_status_2(capsys):
-  with pytest.raises(SystemExit) as exit:
-    parse('--weights=x', '--ema=maybe')
-  assert exit.value.code == 2
-  assert '--ema' in capsys.readouterr().err
-
-
 def test_class_names(file, tmp_path):
   for names, text in (
     (tmp_path / 'names.json', json.dumps(list('abcdef'))),

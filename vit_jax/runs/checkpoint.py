@@ -131,15 +131,14 @@ class Checkpointer:
     """
     if step == self.latest_step():
       return
-    has_best = self._best_metric in (metrics or {})
-    items = _items(state)
+    items, metrics = _items(state), metrics or {}
     self._manager.save(
       step,
       args=ocp.args.Composite(
         record=ocp.args.JsonSave(_record(items, data)),
         **{name: ocp.args.StandardSave(x) for name, x in items.items()},
       ),
-      metrics={**metrics} if metrics and has_best else None,
+      metrics={**metrics} if self._best_metric in metrics else None,
       force=True,
     )
 

@@ -193,11 +193,6 @@ def steps(folder: PathLike) -> list[int]:
   return sorted(int(name) for name in names if name.isdecimal())
 
 
-def newest_step(workdir: PathLike) -> int | None:
-  """Return the step of the newest checkpoint in a workdir, or None."""
-  return max(steps(epath.Path(workdir) / 'checkpoints'), default=None)
-
-
 @functools.cache
 def git_commit() -> str | None:
   """Return the git commit of the checkout, '+dirty' if modified, or None."""
@@ -306,7 +301,7 @@ def check_changes(
   are not compared. A run without a checkpoint may change, unless it is done.
   """
   file = epath.Path(workdir) / 'resume.json'
-  if not is_done and newest_step(workdir) is None:
+  if not is_done and not steps(file.parent / 'checkpoints'):
     return []
   if not file.exists():
     terminal.say(f'{file} is missing: changes of the run cannot be found.')
