@@ -124,7 +124,7 @@ def page(explainer: Explainer, top_k: int) -> Any:
     return '', found, classes, rgb(found['input']), draw(found, *choices)
 
   def draw(found, *choices):
-    return explainer.draw(found, *choices) if found and choices else None
+    return explainer.draw(found, *choices) if 'maps' in (found or {}) else None
 
   height, width, _ = explainer.weights.image_shape
   with gr.Blocks(
@@ -158,38 +158,32 @@ def page(explainer: Explainer, top_k: int) -> Any:
         attention = gr.Image(
           label='What it attends to', elem_id='attention', **look
         )
-        choices = () if explainer.no_attention else _choices(gr, explainer)
+        last = max(explainer.layers, 1)
+        heads = [ALL, *map(str, range(1, explainer.heads + 1))]
+        with gr.Row():
+          kind = gr.Radio([*SHOWN], value='rollout', label='Show')
+          style = gr.Radio(STYLES, value='mask', label='Style')
+          layer = gr.Slider(
+            1, max(last, 2), value=last, step=1, label='Layer', visible=last > 1
+          )
+          head = gr.Radio(heads, value=ALL, label='Head', elem_id='head')
+        choices = [kind, layer, head, style]
     image.change(
       explain,
       [image, *choices],
       [message, found, classes, seen, attention],
       api_name='explain',
     )
-    if choices:
-      gr.on(
-        [choice.change for choice in choices],
-        draw,
-        [found, *choices],
-        attention,
-        trigger_mode='always_last',
-        show_progress='hidden',
-        api_name='draw',
-      )
-  return blocks
-
-
-def _choices(gr, explainer):
-  """Return the components that set the arguments of `Explainer.draw`."""
-  last = explainer.layers
-  heads = [ALL, *map(str, range(1, explainer.heads + 1))]
-  with gr.Row():
-    kind = gr.Radio([*SHOWN], value='rollout', label='Show')
-    style = gr.Radio(STYLES, value='mask', label='Style')
-    layer = gr.Slider(
-      1, max(last, 2), value=last, step=1, label='Layer', visible=last > 1
+    gr.on(
+      [choice.change for choice in choices],
+      draw,
+      [found, *choices],
+      attention,
+      trigger_mode='always_last',
+      show_progress='hidden',
+      api_name='draw',
     )
-    head = gr.Radio(heads, value=ALL, label='Head', elem_id='head')
-  return kind, layer, head, style
+  return blocks
 
 
 def _describe(explainer):
