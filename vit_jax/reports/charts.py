@@ -22,13 +22,13 @@ def of_run(records: Records, kinds: Kinds) -> list[dict[str, Any]]:
   """Return the charts of a run: a line per split, such as train and val."""
   found: dict[str, dict[str, Any]] = collections.defaultdict(dict)
   known: dict[str, Kind] = {}
-  for name, curve in _drawn(records, kinds):
+  for name, kind, curve in _drawn(records, kinds):
     split, _, stem = name.rpartition('/')
-    if kind_of(name, kinds).group == 'Layers':  # a line for each layer
+    if kind.group == 'Layers':  # a line for each layer
       split = ''.join(re.findall(r'block_\d+', name))
       stem = re.sub(r'^train/probes/|block_\d+/', '', name)
     found[stem][split or stem] = [curve]
-    known.setdefault(stem, kind_of(name, kinds))
+    known.setdefault(stem, kind)
   return _charts(found, known)
 
 
@@ -43,9 +43,9 @@ def of_study(
   sorts: dict[str, Any] = {}
   known: dict[str, Kind] = {}
   for run, sort, records, kinds in runs:
-    for metric, curve in _drawn(records, kinds):
-      known[metric] = kind_of(metric, kinds)
-      if known[metric].group == 'Results':
+    for metric, kind, curve in _drawn(records, kinds):
+      known[metric] = kind
+      if kind.group == 'Results':
         lines = sorts.setdefault(sort, {}).setdefault(metric, {})
         lines.setdefault(run, []).append(curve)
   made = []
@@ -57,19 +57,17 @@ def of_study(
 
 
 def _drawn(records, kinds):
-  """Return (metric, {step: value}); of several records of a step the last."""
+  """Yield (metric, kind, {step: value}); the last value of a step counts."""
   found = collections.defaultdict(dict)
   for record in records:
     for name, value in record.items():
       if isinstance(value, int | float) and math.isfinite(value):
         found[name][record['step']] = float(f'{value:.6g}')
   found.pop('step', None)
-  kept = {name: kind_of(name, kinds) for name in found}
-  return [
-    (name, found[name])
-    for name, kind in kept.items()
-    if len(found[name]) > 1 and kind.group and not kind.detail
-  ]
+  for name, values in found.items():
+    kind = kind_of(name, kinds)
+    if len(values) > 1 and kind.group and not kind.detail:
+      yield name, kind, values
 
 
 def _charts(lines_of, kinds):
