@@ -48,11 +48,8 @@ def pretraining(source, held_out, images=None, *, batch_size=4096, **fields):
 
 
 def finish(config, args):
-  """Shard and shrink a run by fsdp, tensor and tiny of `args`; return it.
-
-  Evaluators get `on_error` of the training data.
-  """
-  config.data.on_error = 'raise'
+  """Shard and shrink a run by fsdp, tensor and tiny of `args`; return it."""
+  config.data.on_error = 'raise'  # of evaluators, too
   for part in every_data(*(x.data for x in config.evals.values())):
     part.on_error = config.data.get_oneway_ref('on_error')
   fsdp, tensor = (getattr(args, x, 0) for x in ('fsdp', 'tensor'))
@@ -82,8 +79,7 @@ def tiny(config):
     config.schedule.warmup_steps = 2
   shorter = {'warmup_steps': 2, 'cooldown_steps': 1}
   shorter |= {'every_steps': 4, 'every_fraction': 0.5}
-  parts = config.schedule, config.checkpoints, *config.evals.values()
-  for durations in parts:
+  for durations in config.schedule, config.checkpoints, *config.evals.values():
     for name in shorter.keys() & durations.keys():
       durations[name] = shorter[name]
   return config
@@ -171,6 +167,12 @@ def paired(cells, **fields):
 def curves(panels):
   """Return learning curves; see vit_jax/reports/curves.py for panels."""
   return make('reports.curves.Curves', panels=tuple(panels))
+
+
+def panel(title, xlabel, lines, ylabel='accuracy (%)', **fields):
+  """Return a panel of `figure`."""
+  labels = {'title': title, 'xlabel': xlabel, 'ylabel': ylabel}
+  return labels | {'lines': lines} | fields
 
 
 def figure(*panels, **fields):
@@ -268,19 +270,10 @@ def inception_crop(size, **fields):
   return [crop, make('data.transforms.FlipLR')]
 
 
-def follow_size(data, image_size):
-  """Make the sizes of the transforms multiples of `image_size`, a target."""
-  last = [each for each in data['transforms'] if 'size' in each][-1]['size']
-  for each in data['transforms']:
-    if 'size' in each:
-      each['size'] /= last
-  data['image_size'] = image_size
-
-
-def random_crop(load_size, size, **fields):
-  """Return BiT's training crop."""
-  crop = make('data.transforms.RandomCrop', size=size)
-  return [*resize(load_size, **fields), crop, make('data.transforms.FlipLR')]
+def torch_crop(size, area):
+  """Return torchvision's random crop, bicubic."""
+  fields = {'method': 'torch', 'interpolation': 'bicubic', 'antialias': True}
+  return make('data.transforms.InceptionCrop', size=size, area=area, **fields)
 
 
 def resize(size, **fields):
@@ -343,10 +336,8 @@ def mixed(objective, *, mixup=0.0, cutmix=0.0, probability=1.0):
     return objective
   mixer = mixers[0]
   if len(mixers) > 1 or probability < 1:
-    weights = (probability / len(mixers),) * len(mixers)
-    mixer = make(
-      'objectives.mixing.Choice', mixers=mixers, probabilities=weights
-    )
+    fields = {'probabilities': (probability / len(mixers),) * len(mixers)}
+    mixer = make('objectives.mixing.Choice', mixers=mixers, **fields)
   return make('objectives.mixing.Mixed', mixer=mixer, objective=objective)
 
 
@@ -362,14 +353,14 @@ def adam(*, weight_decay=0.0, b2=0.999, **fields):
   return {'target': 'optax.adamw', **settings, **fields}
 
 
+def clipped_adam(**fields):
+  """Return big_vision's Adam, with first moments in bfloat16."""
+  return adam(clip_norm=1.0, mu_dtype='bfloat16', **fields)
+
+
 def sgd(**fields):
   """Return SGD with momentum 0.9; its weight decay is coupled."""
   return make('optim.optimizers.sgd', momentum=0.9, **fields)
-
-
-def finetuning_sgd():
-  """Return the optimizer of the paper's fine-tuning (table 4)."""
-  return sgd(accumulator_dtype='bfloat16', clip_norm=1.0)
 
 
 def set_bit_sgd(config, *, milestones, lr=None):

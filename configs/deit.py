@@ -98,6 +98,11 @@ def get_config(argument=''):
     size=int,
     tensor=1,
   )
+  return common.finish(unfinished(args), args)
+
+
+def unfinished(args):
+  """Return the run for `args`, which `common.finish` completes."""
   recipe = args.recipe, args.data
   if recipe not in RECIPES or args.model not in MODELS[args.recipe]:
     raise ValueError(
@@ -114,7 +119,10 @@ def get_config(argument=''):
   config.preprocess = common.imagenet_colours()
   config.model = transformer(args)
   config.objective = objective(args)
-  images = crop(size, simple=on_21k)
+  crop = common.torch_crop(size, (0.08, 1.0))
+  if on_21k:  # DeiT III's simple crop
+    crop = common.make('data.transforms.SimpleRandomCrop', size=size)
+  images = [crop, common.make('data.transforms.FlipLR')]
   if recipe in (('deit', 'imagenet'), ('deit3_finetune', 'imagenet')):
     config.optimizer = common.adam(weight_decay=weight_decay)
     rand_augment = common.make(
@@ -135,8 +143,7 @@ def get_config(argument=''):
     images.append(common.make('data.augment.ColorJitter'))
   if is_deit:
     config.ema = {'decay': 0.99996}
-    erasing = common.make('data.augment.RandomErasing', probability=0.25)
-    images.append(erasing)
+    images.append(common.make('data.augment.RandomErasing', probability=0.25))
   fields = {'every_steps': 5000}
   if args.recipe == 'deit3':
     fields['loss'] = 'softmax' if on_21k else 'sigmoid'
@@ -158,7 +165,7 @@ def get_config(argument=''):
   config.total_epochs = args.epochs or epochs
   config.schedule = {'lr': lr, 'decay': 'timm_cosine', 'end_lr': 1e-5}
   config.schedule.warmup_epochs = 5.0
-  return common.finish(config, args)
+  return config
 
 
 def transformer(args):
@@ -184,11 +191,7 @@ def transformer(args):
 
 
 def objective(args):
-  """Return the loss of mixed images.
-
-  Mixing is outside of the distillation: teacher and student see the same mixed
-  images.
-  """
+  """Return the loss of mixed images, which teacher and student both see."""
   smoothed = common.xent('softmax', label_smoothing=0.1)
   if args.data == 'imagenet21k':
     return common.mixed(smoothed, cutmix=1.0)
@@ -199,12 +202,3 @@ def objective(args):
   elif args.recipe == 'deit' and args.distilled:
     inner = common.distillation(smoothed, kind='hard', weight=0.5)
   return common.mixed(inner, mixup=0.8, cutmix=1.0)
-
-
-def crop(size, *, simple):
-  """Return DeiT III's simple crop or torchvision's, bicubic, and a flip."""
-  if simple:
-    simple_crop = common.make('data.transforms.SimpleRandomCrop', size=size)
-    return [simple_crop, common.make('data.transforms.FlipLR')]
-  fields = {'method': 'torch', 'interpolation': 'bicubic', 'antialias': True}
-  return common.inception_crop(size, area=(0.08, 1.0), **fields)

@@ -56,14 +56,7 @@ def get_config(argument=''):
   config = common.training()
   config.total_epochs = args.epochs
   source, held_out = pretrain_folder.own(args)
-  crop = common.make(
-    'data.transforms.InceptionCrop',
-    size=args.size,
-    area=(0.14, 1.0),
-    method='torch',
-    interpolation='bicubic',
-    antialias=True,
-  )
+  crop = common.torch_crop(args.size, (0.14, 1.0))
   config.data = common.data(source, (crop,), batch_size=args.batch)
   config.data.labels = False
   config.model = common.model(args.model, num_classes=0)

@@ -35,8 +35,6 @@ def get_config(argument=''):
   config.objective = common.mixed(
     common.distillation(common.xent('softmax')), mixup=1.0
   )
-  config.optimizer = common.adam(
-    weight_decay=0.01, clip_norm=1.0, mu_dtype='bfloat16'
-  )
+  config.optimizer = common.clipped_adam(weight_decay=0.01)
   config.schedule = {'lr': 0.03, 'decay': 'cosine', 'warmup_steps': 5000}
   return common.finish(config, args)

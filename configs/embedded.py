@@ -55,8 +55,7 @@ def muon():
 
 def glyphs(size, **fields):
   """Return drawn letters and symbols in 480 classes; none is a digit."""
-  path = 'data.sources.glyphs.Glyphs'
-  return common.make(path, image_size=size, **fields)
+  return common.make('data.sources.glyphs.Glyphs', image_size=size, **fields)
 
 
 def digits(split, size, *, batch_size=128, crop=None, **fields):
@@ -64,11 +63,10 @@ def digits(split, size, *, batch_size=128, crop=None, **fields):
 
   Scans are resized to `size`, then cropped at random to `crop` pixels.
   """
-  path = 'data.sources.digits.Digits'
   transforms = common.resize(size)
   if crop:
     transforms.append(common.make('data.transforms.RandomCrop', size=crop))
-  source = common.make(path, split=split, **fields)
+  source = common.make('data.sources.digits.Digits', split=split, **fields)
   return {'source': source, 'transforms': transforms, 'batch_size': batch_size}
 
 
@@ -153,20 +151,27 @@ def figure(panels, title, name):
   return common.figure(*panels, title=title, name=name, intervals=True)
 
 
-def tune(runs, name, make, args, rates, metric='val/accuracy', *, of=None):
+def tune(runs, name, args, rates, train, *arm, metric='val/accuracy', of=None):
   """Add the runs of one arm of a study, with the best of some rates.
 
-  `make(seed, lr)` returns a run. NAME_lrRATE try the rates with the seed TRIAL;
-  NAME_seedS have the rate with the highest `metric` there. `args` has seeds,
-  their number, and tiny, which tries the first rate only. With `of`, the name
-  of an earlier arm, no rate is tried, and that arm's trials count.
+  `train(args, *arm, seed, lr)` returns a run. NAME_lrRATE try the rates with
+  the seed TRIAL; NAME_seedS have the rate with the highest `metric` there.
+  `args` has seeds, their number, and tiny, which tries the first rate only.
+  With `of`, the name of earlier trials, no rate is tried, and those count.
   """
-  for rate in () if of else rates[:1] if args.tiny else rates:
-    runs[f'{name}_lr{rate:.0e}'] = common.ConfigDict(make(TRIAL, rate))
+  if not of:
+    try_rates(runs, name, args, rates, train, *arm)
   for seed in range(args.seeds):
-    run = common.ConfigDict(make(seed, rates[0]))
+    run = common.ConfigDict(train(args, *arm, seed, rates[0]))
     run.best_of = common.best_of(f'{of or name}_lr.*', metric)
     runs[f'{name}_seed{seed}'] = run
+
+
+def try_rates(runs, name, args, rates, train, *arm):
+  """Add the trials of `tune` only."""
+  for rate in rates[:1] if args.tiny else rates:
+    run = common.ConfigDict(train(args, *arm, TRIAL, rate))
+    runs[f'{name}_lr{rate:.0e}'] = run
 
 
 def measured(name, metric='val/accuracy'):

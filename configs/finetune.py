@@ -146,11 +146,9 @@ def get_config(argument=''):
   )
   check(args)
   source, held_out, lr, steps = protocol(args)
-  config = common.training()
-  config.init_from = {'path': common.placeholder(str)}
+  config = table_4(args, args.lr or lr)
   train_images, test_images = transforms(args)
   of_weights = args.model == 'from_weights'
-  config.model = model(config, args)
   if args.max_patches:
     config.model.keep_aspect = True
     test_images = follow(config, 'keep_aspect')
@@ -161,9 +159,6 @@ def get_config(argument=''):
   # 512 is table 4's. A folder of weights of any size may be small.
   batch_size = 64 if of_weights and args.data == 'folder' else 512
   config.data = common.data(source, train_images, batch_size=batch_size)
-  config.objective = common.xent('softmax')
-  config.optimizer = common.finetuning_sgd()
-  config.schedule = {'lr': args.lr or lr, 'decay': 'cosine'}
   if steps:
     config.total_steps = steps
     config.schedule.warmup_steps = WARMUP_STEPS[steps]
@@ -185,8 +180,8 @@ def get_config(argument=''):
   if args.v2:
     images = {'name': 'imagenet_v2/matched-frequency', 'split': 'test'}
     config.evals.dev.data.source.update(images)
-  has_size = not args.max_patches and default_size(args) != 128
-  follow_weights(config, args, size=has_size)
+  if not args.max_patches and default_size(args) != 128:
+    follow_size(config, args)
   if of_weights and args.data == 'folder':  # others are not antialiased
     for part in (config, *config.evals.values()):
       part.data.interpolation = follow(config, 'interpolation')
@@ -224,25 +219,33 @@ def check(args):
     )
 
 
-def model(config, args):
-  """Return the model by its name, or that of the weights."""
+def table_4(args, lr):
+  """Return a fine-tuning by table 4, without its data and length."""
+  config = common.training()
+  config.init_from = {'path': common.placeholder(str)}
   if args.model == 'from_weights':
-    return follow(config, args.model)
-  return common.model(args.model)
+    config.model = follow(config, args.model)
+    config.preprocess = follow(config, 'preprocess')
+  else:
+    config.model = common.model(args.model)
+  config.objective = common.xent('softmax')
+  config.optimizer = common.sgd(accumulator_dtype='bfloat16', clip_norm=1.0)
+  config.schedule = {'lr': lr, 'decay': 'cosine'}
+  return config
 
 
-def follow_weights(config, args, *, size=True):
-  """Preprocess images as the model of the weights, if it is that, needs it.
-
-  Their size is `pretrained.finetuning_size`, if `size` and none is given.
-  """
-  if args.model != 'from_weights':
+def follow_size(config, args):
+  """Make sizes multiples of that of the weights, if they follow the weights."""
+  if args.model != 'from_weights' or args.size:
     return
-  config.preprocess = follow(config, 'preprocess')
-  if size and not args.size:
-    common.follow_size(config.data, follow(config, 'finetuning_size'))
-    for part in config.evals.values():
-      common.follow_size(part.data, config.data.get_oneway_ref('image_size'))
+  image_size = follow(config, 'finetuning_size')
+  for part in (config, *config.evals.values()):
+    sized = [each for each in part.data.transforms if 'size' in each]
+    last = sized[-1]['size']
+    for each in sized:
+      each['size'] /= last
+    part.data.image_size = image_size
+    image_size = config.data.get_oneway_ref('image_size')
 
 
 def follow(config, name):
@@ -289,13 +292,13 @@ def transforms(args):
   size = args.size or default_size(args)
   fields = {'antialias': True} if args.data == 'folder' else {}
   test = common.resize(size, **fields)
-  if args.bit:
-    load = {128: 160, 480: 512}.get(size, size * 7 // 6)
-    return common.random_crop(load, size, **fields), test
+  flip = common.make('data.transforms.FlipLR')
   if args.data == 'kitti':
-    return [*test, common.make('data.transforms.FlipLR')], test
-  if args.crop == 'inception':
+    return [*test, flip], test
+  if args.crop == 'inception' and not args.bit:
     return common.inception_crop(size, **fields), test
-  load = 256 if size == 224 else size * 7 // 6
-  images = common.random_crop(load, size, **fields)
-  return images, common.resize_crop(size, load)
+  loads = {128: 160, 480: 512} if args.bit else {224: 256}
+  load = loads.get(size, size * 7 // 6)
+  crop = common.make('data.transforms.RandomCrop', size=size)
+  images = [*common.resize(load, **fields), crop, flip]
+  return images, test if args.bit else common.resize_crop(size, load)

@@ -61,13 +61,9 @@ def get_config(argument=''):
   images = common.inception_crop(240)
   if not from_weights:
     images.append(common.rand_augment(10, faults=True))
-  batch_size = 4096 if on_21k else 1024
-  config.data = common.data(source, images, batch_size=batch_size)
+  config.data = common.data(source, images, batch_size=4096 if on_21k else 1024)
   config.total_epochs = args.epochs
-  loss, embeddings = (
-    common.xent('sigmoid' if on_21k else 'softmax'),
-    flexible(8),
-  )
+  loss = common.xent('sigmoid' if on_21k else 'softmax')
   if from_weights:
     config.init_from = {
       'path': common.placeholder(str),
@@ -79,17 +75,19 @@ def get_config(argument=''):
     config.preprocess = finetune.follow(config, 'preprocess')
     loss = common.distillation(loss)
     loss['teacher']['path'] = config.init_from.get_oneway_ref('path')
-    embeddings = flexible(8 if on_21k else 16)
   else:
     config.model = common.model(
       'B/16', head={'bias_init': -10.0}, num_classes=21_843
     )
-  config.model.update(embeddings)
+  config.model.embedding = common.make(
+    'models.flexi.FlexiPatches',
+    patch_size=(16, 16),
+    kernel_size=8 if on_21k else 16,  # that of the weights
+  )
+  config.model.posemb = common.make('models.flexi.FlexiPositions', prefix=False)
   config.sizes = common.make('models.flexi.RandomPatches', patch_sizes=PATCHES)
   config.objective = common.mixed(loss, mixup=1.0 if from_weights else 0.2)
-  config.optimizer = common.adam(
-    weight_decay=0.1, clip_norm=1.0, mu_dtype='bfloat16'
-  )
+  config.optimizer = common.clipped_adam(weight_decay=0.1)
   config.schedule = {'lr': 1e-4 if from_weights else 1e-3, 'decay': 'cosine'}
   config.schedule.warmup_steps = 5000 if from_weights else 10_000
   if args.tiny:
@@ -107,13 +105,3 @@ def get_config(argument=''):
   if args.tiny:
     config.model.embedding.update(patch_size=(2, 2), kernel_size=2)
   return config
-
-
-def flexible(kernel_size):
-  """Return embeddings of any size; the kernel has that of the weights."""
-  return {
-    'embedding': common.make(
-      'models.flexi.FlexiPatches', patch_size=(16, 16), kernel_size=kernel_size
-    ),
-    'posemb': common.make('models.flexi.FlexiPositions', prefix=False),
-  }

@@ -16,27 +16,19 @@ from configs import common
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-  """A kind of labels, in all that names it.
+  """A kind of labels, in all that names it."""
 
-  Attributes:
-    targets: class in vit_jax/data/targets.py.
-    argument, separator: its argument for the names, and what separates them.
-    evaluator: module and class in vit_jax/evals.
-    best: metric of the best checkpoint; '': none is kept.
-    fit: function config -> None, sets objective, head and evaluators.
-    weights: what class_weights sets: an argument of the objective, and the
-      function of its name in vit_jax/data/balance.py; '': nothing.
-    has_classes: whether each image has one class.
-  """
-
-  targets: str
-  argument: str = 'columns'
-  separator: str = '+'
-  evaluator: str
-  best: str
+  targets: str  # class in vit_jax/data/targets.py
+  argument: str = 'columns'  # of this class, for the names
+  separator: str = '+'  # between the names
+  evaluator: str  # module and class in vit_jax/evals
+  best: str  # metric of the best checkpoint; '': none is kept
+  # Sets objective, head and evaluators.
   fit: Callable[[Any], None] = lambda config: None
+  # What class_weights sets: an argument of the objective, and the function of
+  # its name in vit_jax/data/balance.py; '': nothing.
   weights: str = ''
-  has_classes: bool = False
+  has_classes: bool = False  # whether each image has one class
 
 
 def sigmoid(config):

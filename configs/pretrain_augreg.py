@@ -97,8 +97,6 @@ def get_config(argument=''):
     width = config.model.width
     config.model.head = {'representation_size': width, 'bias_init': -6.9}
   config.objective = common.mixed(common.xent('sigmoid'), mixup=mixup)
-  config.optimizer = common.adam(
-    weight_decay=weight_decay, clip_norm=1.0, mu_dtype='bfloat16'
-  )
+  config.optimizer = common.clipped_adam(weight_decay=weight_decay)
   config.schedule = {'lr': 1e-3, 'decay': 'cosine', 'warmup_steps': 10_000}
   return common.finish(config, args)

@@ -55,8 +55,6 @@ def get_config(argument=''):
   )
   config.model.head = {'representation_size': config.model.width}
   config.objective = common.mixed(common.xent('softmax'), mixup=0.2)
-  config.optimizer = common.adam(
-    weight_decay=0.1, clip_norm=1.0, mu_dtype='bfloat16'
-  )
+  config.optimizer = common.clipped_adam(weight_decay=0.1)
   config.schedule = {'lr': 1e-3, 'decay': 'cosine', 'warmup_steps': 10_000}
   return common.finish(config, args)

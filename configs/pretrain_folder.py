@@ -50,36 +50,26 @@ MODELS = ('S/16', 'from_weights', 'stem', *VITS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-  """A way of learning without labels, in all that names it.
+  """A way of learning without labels, in all that names it."""
 
-  Attributes:
-    learns, step: what is learned, and from which images.
-    imagenette, on_imagenet: published results, see above; '': none.
-    tiny: more arguments of the objective, for `tiny`.
-    fit: function (config, model), changes what batch and model decide.
-    crops: arguments of MultiCrop; None: one crop, of 0.2 to 1 of the area.
-    posemb: None: that of the model.
-    schedule: its lr is for 256 images if `scaled`.
-    warmup: fraction of the run, and epochs with `imagenet`.
-    run: default model, images in a batch, and epochs.
-    imagenet: attributes that `imagenet` replaces.
-  """
-
-  learns: str
-  step: str
-  imagenette: str = ''
+  learns: str  # what is learned
+  step: str  # and from which images
+  imagenette: str = ''  # published results, see above; '': none
   on_imagenet: str = ''
   objective: Mapping[str, Any]
-  tiny: Mapping[str, Any]
+  tiny: Mapping[str, Any]  # more arguments of the objective, for `tiny`
+  # Changes what batch and model decide.
   fit: Callable[[Any, str], None] = lambda config, model: None
+  # Arguments of MultiCrop; None: one crop, of 0.2 to 1 of the area.
   crops: Mapping[str, Any] | None = None
-  posemb: Mapping[str, Any] | None = None
+  posemb: Mapping[str, Any] | None = None  # None: that of the model
   optimizer: Mapping[str, Any]
-  schedule: Mapping[str, Any]
+  schedule: Mapping[str, Any]  # its lr is for 256 images if `scaled`
   scaled: bool = True
-  warmup: tuple[float, float] = (0.1, 10.0)
+  warmup: tuple[float, float] = (0.1, 10.0)  # fraction; epochs with `imagenet`
+  # Default model, images in a batch, and epochs.
   run: tuple[str, int, float] = ('S/16', 128, 200.0)
-  imagenet: Mapping[str, Any]
+  imagenet: Mapping[str, Any]  # attributes that `imagenet` replaces
 
 
 def slow_teacher(config, model):
@@ -151,10 +141,7 @@ DINO = Method(
   crops={'area': (0.4, 1.0), 'local_count': 8, 'local_area': (0.05, 0.4)},
   posemb=common.make('models.posemb.Learned', resize_method='dinov2_offset'),
   optimizer=common.adam(
-    weight_decay=0.04,
-    final_weight_decay=0.4,
-    clip_norm=3.0,
-    decay_mask=DECAYED,
+    weight_decay=0.04, final_weight_decay=0.4, clip_norm=3.0, decay_mask=DECAYED
   ),
   schedule={'lr': 5e-4, 'end_lr': 1e-6},
   imagenet={'run': ('S/16', 1024, 300.0)},
@@ -275,7 +262,10 @@ def get_config(argument=''):
     raise ValueError(f'{word!r} does not go with the other words.')
   config = common.training()
   config.total_epochs = args.epochs or epochs
-  source, held_out = sources(args)
+  source, held_out = own(args)
+  if args.imagenet:
+    source, held_out = common.splits(args, 'imagenet', minival=False)
+    held_out = held_out['val']
   config.data = common.data(source, crops(args, method), batch_size=batch)
   config.data.labels = False
   if args.model == 'from_weights':
@@ -333,23 +323,15 @@ def follow_weights(config, unit):
 def crops(args, method):
   """Return the transforms of the training images."""
   if not method.crops:
-    fields = {'method': 'torch', 'interpolation': 'bicubic', 'antialias': True}
-    return common.inception_crop(args.size, area=(0.2, 1.0), **fields)
+    crop = common.torch_crop(args.size, (0.2, 1.0))
+    return crop, common.make('data.transforms.FlipLR')
   local = args.local or (98 if args.model.endswith('/14') else 96)
   sizes = {'size': args.size, 'local_size': local}
   return (common.make('data.transforms.MultiCrop', **sizes, **method.crops),)
 
 
-def sources(args):
-  """Return the training images, and the splits that labels are tested on."""
-  if args.imagenet:
-    source, held_out = common.splits(args, 'imagenet', minival=False)
-    return source, held_out['val']
-  return own(args)
-
-
 def own(args):
-  """Return `sources` of the user's images."""
+  """Return the user's images, and the split that labels are tested on."""
   if args.labels:
     source, held_out = labels.held_out(10)
     return source, held_out['test']

@@ -44,16 +44,13 @@ def get_config(argument=''):
     size=int,
     tensor=1,
   )
-  words = ['deit3_finetune' if args.finetune else 'deit3', args.model]
-  words += [x for x in ('folder', 'fsdp') if getattr(args, x)]
-  given = {x: getattr(args, x) for x in ('epochs', 'size', 'tensor')}
+  args.recipe, args.data = 'deit3', 'imagenet'
   if args.finetune:  # DeiT III's S/16 would have 384 px
-    given['size'] = args.size or 224
+    args.recipe, args.size = 'deit3_finetune', args.size or 224
   elif args.model == 'L/16':
-    given['epochs'] = args.epochs or 400
-  words += [f'{name}={value}' for name, value in given.items() if value]
-  config = deit.get_config(','.join(words))
+    args.epochs = args.epochs or 400.0
+  config = deit.unfinished(args)
   depth = (DEPTHS[args.model][args.finetune],) * 2
   config.model = common.model(f'ViT-5-{args.model}', stochastic_depth=depth)
   config.ema = {'decay': 0.99996}
-  return common.tiny(config) if args.tiny else config
+  return common.finish(config, args)

@@ -77,19 +77,14 @@ def finetuning(task, args, split, evaluator, lr, steps):
   size = args.size or (378 if args.model == 'H/14' else 384)
   if args.model.startswith('Mixer'):
     size = args.size or 224
-  config = common.training()
+  config = finetune.table_4(args, lr)
   config.total_steps = steps
-  config.init_from = {'path': common.placeholder(str)}
-  config.model = finetune.model(config, args)
   config.data = images(task, split, size, train=True)
-  config.objective = common.xent('softmax')
-  config.optimizer = common.finetuning_sgd()
-  config.schedule = {'lr': lr, 'decay': 'cosine'}
   config.schedule.warmup_steps = finetune.WARMUP_STEPS[steps]
   held_out = 'val200' if args.tiny or evaluator == 'val' else 'test'
   test = images(task, held_out, size, train=False)
   config.evals = {evaluator: common.classification(test)}
-  finetune.follow_weights(config, args)
+  finetune.follow_size(config, args)
   return common.finish(config, args)
 
 
@@ -117,5 +112,4 @@ def cells(chosen):
       percent = sum(numbers[task] for task in tasks) / len(tasks)
       if len(tasks) == len(TASKS):
         percent = published.TABLE_2[pretrained, model]['vtab']
-      value = published.fraction(percent)
-      yield {'row': row, 'column': column, 'value': value}
+      yield {'row': row, 'column': column, 'value': published.fraction(percent)}

@@ -191,19 +191,14 @@ def _reports(args, members):
     kind = 'Axial' if x.row.startswith('Axial') else 'Plain'
     kind += ' ResNet' if 'x' in x.model else ' ViT'
     compute = {'runs': found['runs'], 'metric': 'exaflops'}
-    point = {'x': compute, 'y': found, 'name': x.row}
-    lines.setdefault(kind, []).append(point)
+    lines.setdefault(kind, []).append({'x': compute, 'y': found, 'name': x.row})
   title = STUDIES[args.study]
   title += f', {metric}' if args.study == 'positions' else ''
   table = common.table(cells, title=title, digits=2, name=args.study)
   if args.study != 'axial':
     return [table]
-  panel = {
-    'title': title,
-    'xlabel': 'pre-training compute (exaFLOPs)',
-    'ylabel': f'{metric} (%)',
-    'lines': lines,
-  }
+  xlabel = 'pre-training compute (exaFLOPs)'
+  panel = common.panel(title, xlabel, lines, f'{metric} (%)')
   return [table, common.figure(panel, title='Figure 13', name='figure_13')]
 
 

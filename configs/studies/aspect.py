@@ -63,12 +63,8 @@ def get_config(argument=''):
       run.init_from.path = shared.get_oneway_ref('weights')
       runs[f'scratch_{images}_seed{seed}'] = scratch(args, images, seed)
   cells = [
-    {
-      'row': f'{title}, {IMAGES[images]}',
-      'column': column,
-      'runs': rf'{name}_{images}_seed\d+',
-      'metric': path.format(metric),
-    }
+    {'row': f'{title}, {IMAGES[images]}', 'column': column}
+    | {'runs': rf'{name}_{images}_seed\d+', 'metric': path.format(metric)}
     for name, (title, path) in MODELS.items()
     for images in IMAGES
     for metric, column in photographs.METRICS.items()

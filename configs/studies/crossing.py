@@ -5,7 +5,6 @@ with 4,800 images the ResNet stays ahead everywhere; with 76,800 and all patches
 shuffled the ViT has +2.6 ± 3.5 points. See docs/science.md.
 """
 
-import functools
 import itertools
 
 from configs import common, embedded
@@ -24,8 +23,7 @@ MODELS = {  # 15 to 16 MFLOP forward, as in scaling_embedded.py
 def study(args):
   runs = {}
   for arm in itertools.product(STEPS, FRACTIONS, MODELS):
-    make = functools.partial(train, args, *arm)
-    embedded.tune(runs, run_name(*arm), make, args, RATES)
+    embedded.tune(runs, run_name(*arm), args, RATES, train, *arm)
   return runs, reports()
 
 
@@ -42,8 +40,7 @@ def train(args, count, fraction, model, seed, lr):
   for part in (data, held_out):
     part['transforms'] = [shuffle]
   evals = {'val': common.classification(held_out)}
-  steps = 4 if args.tiny else STEPS[count]
-  fields = {'steps': steps, 'lr': lr, 'seed': seed}
+  fields = {'steps': 4 if args.tiny else STEPS[count], 'lr': lr, 'seed': seed}
   return embedded.run(MODELS[model], data, evals, **fields)
 
 
@@ -56,10 +53,8 @@ def reports():
       lines[model].append({'x': 100 * fraction, 'y': y})
       column = f'{count:,} images, {fraction:.0%} shuffled'
       cells.append({'row': model, 'column': column} | y)
-    panels.append(
-      {'title': f'{count:,} images', 'lines': lines, 'log': False}
-      | {'xlabel': 'shuffled patches (%)'}
-      | {'ylabel': 'accuracy on held-out glyphs (%)'}
-    )
+    how = {'ylabel': 'accuracy on held-out glyphs (%)', 'log': False}
+    title, xlabel = f'{count:,} images', 'shuffled patches (%)'
+    panels.append(common.panel(title, xlabel, lines, **how))
   figure = embedded.figure(panels, 'Crossing', 'crossing')
   return embedded.paired(cells, 'ResNet'), figure

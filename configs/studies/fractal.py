@@ -5,8 +5,6 @@ digits. Result: fine-tuned, width 0.01 loses 7.5 ± 6.3 points to no
 pre-training, 0.02 gains 2.6 ± 2.4. See docs/science.md.
 """
 
-import functools
-
 from configs import common, embedded
 
 PX, CLASSES = 24, 250
@@ -26,12 +24,10 @@ ARMS = {spread(x): {'spread': x} for x in SPREADS} | {'fractals': {}}
 def study(args):
   runs = {}
   for name, fields in ARMS.items():
-    make = functools.partial(pretrain, args, fields)
     metric = METRIC.replace('digits', 'trial', 1)
-    embedded.tune(runs, name, make, args, RATES, metric)
+    embedded.tune(runs, name, args, RATES, pretrain, fields, metric=metric)
   for name in (*ARMS, 'scratch'):
-    make = functools.partial(finetune, args, name)
-    embedded.tune(runs, f'tuned_{name}', make, args, RATES)
+    embedded.tune(runs, f'tuned_{name}', args, RATES, finetune, name)
   return runs, reports()
 
 
@@ -76,10 +72,8 @@ def reports():
       at = SPREADS[:: len(SPREADS) - 1] if name in baselines else (name,)
       line = lines.setdefault(BASELINES.get(name, 'one fractal'), [])
       line += [{'x': x, 'y': y} for x in at]
-    panels.append(
-      {'title': f'Digits, 10 per class, {column}', 'lines': lines}
-      | {'xlabel': 'width of the perturbations', 'ylabel': 'accuracy (%)'}
-      | {'ticks': {x: f'{x:g}' for x in SPREADS}}
-    )
+    xlabel, ticks = 'width of the perturbations', {x: f'{x:g}' for x in SPREADS}
+    title = f'Digits, 10 per class, {column}'
+    panels.append(common.panel(title, xlabel, lines, ticks=ticks))
   figure = embedded.figure(panels, 'One fractal', 'fractal')
   return embedded.paired(cells, 'from scratch, or other fractals'), figure

@@ -5,8 +5,6 @@ RandAugment. Result: Muon has 7.0 ± 4.2 and 20.6 ± 2.0 points more. See
 docs/science.md.
 """
 
-import functools
-
 from configs import common, embedded
 
 PX, LOAD_PX, IMAGES = 16, 18, 960
@@ -24,8 +22,8 @@ def study(args):
   runs = {}
   for optimizer, settings in OPTIMIZERS.items():
     for title, strong in AUGMENTATIONS.items():
-      make = functools.partial(train, args, settings, strong)
-      embedded.tune(runs, run_name(optimizer, title), make, args, RATES)
+      name = run_name(optimizer, title)
+      embedded.tune(runs, name, args, RATES, train, settings, strong)
   return runs, reports()
 
 
@@ -34,7 +32,6 @@ def run_name(optimizer, title):
 
 
 def train(args, settings, strong, seed, lr):
-  model = embedded.vit(48)
   transforms = [common.make('data.transforms.RandomCrop', size=PX)]
   objective = common.xent('softmax')
   if strong:
@@ -42,20 +39,19 @@ def train(args, settings, strong, seed, lr):
     transforms.append(common.make('data.augment.rand_augment', **policy))
     objective = common.mixed(objective, mixup=0.2, cutmix=1.0)
   crop = [common.make('data.transforms.CentralCrop', size=PX)]
-  val = common.classification(embedded.held_out(args, LOAD_PX, seed, crop))
+  every = {'every_fraction': 0.1}
+  held_out = embedded.held_out(args, LOAD_PX, seed, crop)
   data = embedded.drawn(LOAD_PX, 1 + seed, IMAGES, transforms)
   ranks = common.make(
     'science.gradients.StableRank',
     data=data | {'transforms': crop},
     objective=common.xent('softmax'),
+    **every,
   )
   return embedded.run(
-    model,
+    embedded.vit(48),
     data | {'batch_size': 32},
-    {
-      name: x | {'every_fraction': 0.1}
-      for name, x in {'val': val, 'rank': ranks}.items()
-    },
+    {'val': common.classification(held_out, **every), 'rank': ranks},
     steps=8 if args.tiny else 2000,
     lr=lr,
     seed=seed,

@@ -10,8 +10,6 @@ Result: on glyphs Muon gains 20.2 ± 2.2 points, rotary positions 4.2 ± 1.5, an
 LayerScale loses 7.5 ± 1.3. See docs/science.md.
 """
 
-import functools
-
 from configs import common, embedded
 from vit_jax.zoo import names
 
@@ -52,8 +50,8 @@ def study(args, data):
   runs = {}
 
   def add(name, parts, cost=1.0, of=None):
-    make = functools.partial(train, args, data, parts, cost)
-    embedded.tune(runs, name, make, args, RATES, METRIC, of=of)
+    arm = data, parts, cost
+    embedded.tune(runs, name, args, RATES, train, *arm, metric=METRIC, of=of)
 
   for name, parts in ARMS.items():
     add(f'steps_{name}', parts)
@@ -99,10 +97,8 @@ def photographs(args, px, seed):
   resize = common.resize(px, antialias=True)
   flip = common.make('data.transforms.FlipLR')
   trial = seed == embedded.TRIAL
-  cells = functools.partial(
-    common.make, 'data.sources.elpv.Elpv', seed=0 if trial else seed
-  )
-  train, test = cells(split='train'), cells(split='test')
+  cells = common.make('data.sources.elpv.Elpv', seed=0 if trial else seed)
+  train, test = cells | {'split': 'train'}, cells | {'split': 'test'}
   if trial:
     part = common.make('data.subsets.Slice', source=train, stratified=True)
     train, test = part | {'bounds': '[:75%]'}, part | {'bounds': '[75%:]'}
@@ -113,8 +109,7 @@ def photographs(args, px, seed):
 
 def reports(data):
   def cell(column, runs, row):
-    found = embedded.measured(runs, METRIC)
-    return {'row': row, 'column': column} | found
+    return {'row': row, 'column': column} | embedded.measured(runs, METRIC)
 
   steps = [cell('equal steps', f'steps_{x}', TITLES[x]) for x in ARMS]
   compute = [cell('equal compute', 'steps_plain', TITLES['plain'])]

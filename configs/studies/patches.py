@@ -5,8 +5,6 @@ compute. Result: the opposite, in short training: 86, 75, 21 and 4% at equal
 compute. See docs/science.md.
 """
 
-import functools
-
 from configs import common, embedded
 
 PX = 16
@@ -21,8 +19,8 @@ def study(args):
   for patch, cost in COST.items():
     for budget in BUDGETS.values():
       scale = 1 if budget == 'epochs' else 1 / cost
-      make = functools.partial(train, args, patch, max(1, round(scale * steps)))
-      embedded.tune(runs, f'p{patch}_{budget}', make, args, RATES)
+      arm = patch, max(1, round(scale * steps))
+      embedded.tune(runs, f'p{patch}_{budget}', args, RATES, train, *arm)
   return runs, reports()
 
 
@@ -41,11 +39,9 @@ def reports():
       y = embedded.measured(f'p{patch}_{budget}')
       points.append({'x': patch, 'y': y})
       cells.append({'row': f'{patch} px', 'column': title} | y)
-    panels.append(
-      {'title': title, 'lines': {'ViT': points}}
-      | {'xlabel': f'side of a patch (of images of {PX} px)'}
-      | {'ylabel': 'accuracy on held-out glyphs (%)'}
-      | {'ticks': {patch: str(patch) for patch in COST}}
-    )
+    xlabel = f'side of a patch (of images of {PX} px)'
+    how = {'ylabel': 'accuracy on held-out glyphs (%)'}
+    how['ticks'] = {patch: str(patch) for patch in COST}
+    panels.append(common.panel(title, xlabel, {'ViT': points}, **how))
   figure = embedded.figure(panels, 'Patch size', 'patches')
   return embedded.paired(cells, '8 px'), figure

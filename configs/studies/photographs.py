@@ -65,16 +65,14 @@ def get_config(argument=''):
       runs[f'{name}_seed{seed}'] = pretrain(args, name, seed)
     for shots in shown(args):
       runs[f'scratch_{shots}_seed{seed}'] = train(args, shots, seed)
-      run = train(args, shots, seed, 'resnet')
-      runs[f'resnet_{shots}_seed{seed}'] = run
+      runs[f'resnet_{shots}_seed{seed}'] = train(args, shots, seed, 'resnet')
       for name in METHODS:
         run = train(args, shots, seed, name, lr=1e-3)
         run.init_from = {'path': f'{{workdir}}/{name}_seed{seed}'}
         runs[f'{name}_{shots}_seed{seed}'] = run
     frozen = readouts(args, common.resize(px(args), antialias=True), seed)
     runs[f'scratch_all_seed{seed}'].evals.frozen = frozen
-  discard = r'.*_(n\d+|all)_seed\d+'
-  return common.study(runs, reports(args), discard=discard)
+  return common.study(runs, reports(args), discard=r'.*_(n\d+|all)_seed\d+')
 
 
 def shown(args):
@@ -219,25 +217,11 @@ def reports(args):
         lines[row] = tuple(points)
     about = f'656 test photographs, {title}'
     made.append(common.table(cells, title=about, name=metric))
-    made.append(
-      common.paired(
-        cells,
-        title=f'Differences to training from scratch, {title}',
-        name=f'paired_{metric}',
-      )
-    )
-    panels.append(
-      {
-        'title': title[0].upper() + title[1:],
-        'xlabel': 'labelled photographs',
-        'ylabel': '%',
-        'ticks': {20: '20', 100: '100', 400: '400', 1968: '1,968'},
-        'lines': lines,
-      }
-    )
-  picture = common.figure(
-    *panels,
-    title='Photographs of solar cells',
-    name='photographs',
-  )
-  return *made, picture
+    about = f'Differences to training from scratch, {title}'
+    made.append(common.paired(cells, title=about, name=f'paired_{metric}'))
+    how = {'ticks': {20: '20', 100: '100', 400: '400', 1968: '1,968'}}
+    title = title[0].upper() + title[1:]
+    panel = common.panel(title, 'labelled photographs', lines, '%', **how)
+    panels.append(panel)
+  title = 'Photographs of solar cells'
+  return *made, common.figure(*panels, title=title, name='photographs')

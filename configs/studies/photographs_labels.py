@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import arguments, common, labels, train_folder
+from configs.studies import photographs
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
 from vit_jax.types import ACCURACY
@@ -36,11 +37,7 @@ KINDS = {  # name: (title, argument of train_folder.py, columns, scores)
   ),
   'number': ('a number', 'number=probability', ('probability',), None),
 }
-METRICS = {
-  'auc': 'AUC',
-  'accuracy': 'accuracy',
-  'mean_per_class_accuracy': 'mean over classes',
-}
+METRICS = {'auc': 'AUC', **photographs.METRICS}
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,8 +62,7 @@ class Defects:
     )
 
   def _score(self, params, batch):
-    images = self.preprocess(batch['image'])
-    out = self.model.apply({'params': params}, images)
+    out = self.model.apply({'params': params}, self.preprocess(batch['image']))
     if self.values is None:
       return {'score': out[:, 0]}
     return {'score': jax.nn.softmax(out) @ jnp.array(self.values)}

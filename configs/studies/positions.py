@@ -5,8 +5,6 @@ px. Result: at 64 px DINOv3's rotary embeddings have 39%, learned ones 13%,
 axial and mixed ones 12% and 8%. See docs/science.md.
 """
 
-import functools
-
 from configs import common, embedded
 
 PX, SIZES = 32, (24, 40, 48, 64)
@@ -26,8 +24,7 @@ ARMS = {  # name: (title, position embedding)
 def study(args):
   runs = {}
   for name, (_, posemb) in ARMS.items():
-    make = functools.partial(train, args, posemb)
-    embedded.tune(runs, name, make, args, RATES)
+    embedded.tune(runs, name, args, RATES, train, posemb)
     for seed in range(args.seeds):
       for size in SIZES:
         runs[f'{name}_seed{seed}_at{size}'] = {
@@ -60,12 +57,8 @@ def reports():
       y['runs'] += f'_at{x}' * (x != PX)
       lines[title].append({'x': x, 'y': y})
       cells.append({'row': title, 'column': f'{x} px'} | y)
-  panel = {
-    'title': f'Trained at {PX} px',
-    'xlabel': 'pixels of the test images',
-    'ylabel': 'accuracy (%)',
-    'lines': lines,
-    'ticks': {size: str(size) for size in (*SIZES, PX)},
-  }
+  title, xlabel = f'Trained at {PX} px', 'pixels of the test images'
+  ticks = {size: str(size) for size in (*SIZES, PX)}
+  panel = common.panel(title, xlabel, lines, ticks=ticks)
   figure = embedded.figure([panel], 'Positions', 'positions')
   return embedded.paired(cells, 'learned'), figure

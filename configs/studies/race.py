@@ -24,10 +24,7 @@ SHALLOW = {f'model.{field}': x for field, x in SIZE.items()}
 ENTRIES = {  # name: (title, settings that differ from the baseline's)
   'muon': ('Muon', MUON | {'total_steps': 420}),
   'patches': ('patches of 10 px', PATCHES | {'total_steps': 780}),
-  'both': (
-    'Muon, patches of 10 px',
-    MUON | PATCHES | {'total_steps': 380},
-  ),
+  'both': ('Muon, patches of 10 px', MUON | PATCHES | {'total_steps': 380}),
   'shallow': (
     'the same, 2 layers, 96 wide',
     MUON | PATCHES | SHALLOW | {'total_steps': 400},
@@ -46,8 +43,7 @@ def get_config(argument=''):
     for seed in range(1 if args.tiny or args.trial else args.seeds)
     for name, (_, settings) in entries.items()
   }
-  titles = {name: title for name, (title, _) in entries.items()}
-  return common.study(runs, reports(titles))
+  return common.study(runs, reports(entries))
 
 
 def train(args, settings, seed):
@@ -71,22 +67,17 @@ def train(args, settings, seed):
   return config
 
 
-def reports(titles):
+def reports(entries):
   unit = embedded.measured('baseline', 'cpu_seconds')
   lines = {
     title: [
       {'x': embedded.measured(name, 'cpu_seconds')}
       | {'y': embedded.measured(name)}
     ]
-    for name, title in titles.items()
+    for name, (title, _) in entries.items()
   }
-  panel = {
-    'title': f'The race to {TARGET:.0%}',
-    'xlabel': "CPU seconds, the baseline's are 1",
-    'ylabel': 'accuracy (%)',
-    'lines': lines,
-    'relative_to': unit,
-    'ticks': {0.25: '1/4', 0.5: '1/2', 1: '1'},
-    'joined': False,
-  }
+  how = {'relative_to': unit, 'joined': False}
+  how['ticks'] = {0.25: '1/4', 0.5: '1/2', 1: '1'}
+  xlabel = "CPU seconds, the baseline's are 1"
+  panel = common.panel(f'The race to {TARGET:.0%}', xlabel, lines, **how)
   return [embedded.figure([panel], 'The race', 'race')]

@@ -55,11 +55,8 @@ def reports():
         points.append({'x': lr, 'y': y})
         row, column = f'{title}, {lr:g}', f'width {width}'
         cells.append({'row': row, 'column': column} | y)
-    panels.append(
-      {'title': title, 'lines': lines}
-      | {'xlabel': 'learning rate', 'ylabel': 'accuracy (%)'}
-      | {'ticks': {lr: f'{lr:g}' for lr in RATES}}
-    )
+    ticks = {lr: f'{lr:g}' for lr in RATES}
+    panels.append(common.panel(title, 'learning rate', lines, ticks=ticks))
   title = 'Accuracy on held-out glyphs'
   yield common.table(cells, title=title)
   yield embedded.figure(panels, 'Learning rates over widths', 'rates')

@@ -46,9 +46,8 @@ RECIPES = {  # title: (name, settings of a run, transforms after the crop)
   'label smoothing': ('smoothing', SMOOTHED, ()),
 }
 
-ADAM = embedded.adam()
-NADAMW = {'optimizer': ADAM | {'target': 'optax.nadamw'}}
-MUON = {'optimizer': ADAM | {'target': 'vit_jax.optim.optimizers.muon'}}
+NADAMW = {'optimizer': embedded.adam() | {'target': 'optax.nadamw'}}
+MUON = {'optimizer': embedded.muon()}
 SGD = {'optimizer': common.sgd(weight_decay=1e-4, clip_norm=1.0)}
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
@@ -61,45 +60,37 @@ OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
 
 def get_config(argument=''):
   args = arguments.parse(argument, ('tiny',), seeds=3, steps=600)
-  args.digits_steps, args.rates = 150, 4
+  args.digits_steps = 150
   if args.tiny:
-    args.seeds, args.steps, args.digits_steps, args.rates = 1, 4, 4, 1
+    args.seeds, args.steps, args.digits_steps = 1, 4, 4
   runs, tried = {}, []
   for task, title in TASKS.items():
-    of_baseline = {'AdamW': OPTIMIZERS['AdamW']}
-    optimizers = OPTIMIZERS if task == 'glyphs' else of_baseline
-    for row, (name, settings, rates) in optimizers.items():
-      for rate in rates[: args.rates]:
+    rules = list(OPTIMIZERS)[: None if task == 'glyphs' else 1]
+    for rule in rules:
+      name, settings, rates = OPTIMIZERS[rule]
+      arm = f'{task}_{name}', args, rates, train, task, settings, ()
+      embedded.try_rates(runs, *arm)
+      for rate in rates[:1] if args.tiny else rates:
+        cell = {'row': f'{title}: {rule}', 'column': f'{rate:g}'}
         run = f'{task}_{name}_lr{rate:.0e}'
-        runs[run] = train(args, task, embedded.TRIAL, settings)
-        runs[run].schedule.lr = rate
-        cell = {'row': f'{title}: {row}', 'column': f'{rate:g}'}
         tried.append(cell | {'runs': run, 'metric': 'val/accuracy'})
-    for name, settings, transforms in RECIPES.values():
-      add_seeds(runs, args, task, name, settings, transforms)
-    for name, settings, _ in list(optimizers.values())[1:]:
-      add_seeds(runs, args, task, name, settings, rate_of=name)
+    how = args, RATES, train, task
+    for name, *recipe in RECIPES.values():
+      of = f'{task}_baseline'
+      embedded.tune(runs, f'{task}_{name}', *how, *recipe, of=of)
+    for name, settings, _ in (OPTIMIZERS[rule] for rule in rules[1:]):
+      of = f'{task}_{name}'
+      embedded.tune(runs, of, *how, settings, (), of=of)
+  for name, _, _ in OPTIMIZERS.values():
+    for seed in range(args.seeds):
+      evals = runs[f'glyphs_{name}_seed{seed}'].evals
+      evals.during = common.classification(evals.val.data, every_steps=25)
   # Fine-tuning starts from the baseline.
   discard = '(?!glyphs_baseline_seed).*'
   return common.study(runs, reports(tried), discard=discard)
 
 
-def add_seeds(
-  runs, args, task, name, settings, transforms=(), *, rate_of='baseline'
-):
-  """Add the runs of a recipe, with the best learning rate of an optimizer."""
-  for seed in range(args.seeds):
-    run = train(args, task, seed, settings)
-    run.data.transforms = (*run.data.transforms, *transforms)
-    if task == 'glyphs' and name == rate_of:
-      run.evals.during = common.classification(
-        run.evals.val.data, every_steps=25
-      )
-    run.best_of = common.best_of(f'{task}_{rate_of}_lr.*', 'val/accuracy')
-    runs[f'{task}_{name}_seed{seed}'] = run
-
-
-def train(args, task, seed, settings):
+def train(args, task, settings, transforms, seed, lr):
   """Return a run of a task; TRIAL has data that the results do not have."""
   steps, evals, init_from = args.digits_steps, {}, None
   if task == 'glyphs':
@@ -115,7 +106,8 @@ def train(args, task, seed, settings):
     init_from = {'path': f'{{workdir}}/glyphs_baseline_seed{start}'}
   evals['val'] = common.classification(val)
   fields = {'seed': seed, 'init_from': init_from}
-  run = embedded.run(model(), data, evals, steps=steps, lr=RATES[0], **fields)
+  data['transforms'] += transforms
+  run = embedded.run(model(), data, evals, steps=steps, lr=lr, **fields)
   run = common.ConfigDict(run | settings)
   if args.tiny:
     run.model.update(width=24, depth=1, mlp_dim=48)
@@ -124,8 +116,7 @@ def train(args, task, seed, settings):
 
 def glyphs(crop, *, seed):
   transforms = [common.make(f'data.transforms.{crop}', size=PX)]
-  data = embedded.drawn(LOAD_PX, seed, IMAGES, transforms)
-  return data | {'batch_size': 32}
+  return embedded.drawn(LOAD_PX, seed, IMAGES, transforms) | {'batch_size': 32}
 
 
 def reports(tried):

@@ -152,11 +152,8 @@ def _published(model, epochs, *data):
 
 def _panels(rows, point_of):
   """Yield figure 5's panels; point_of(model, epochs, *data) is {x, y}."""
-  panel = {
-    'xlabel': 'pre-training compute (exaFLOPs)',
-    'ylabel': 'transfer accuracy (%)',
-    'joined': False,
-  }
+  xlabel = 'pre-training compute (exaFLOPs)'
+  how = {'ylabel': 'transfer accuracy (%)', 'joined': False}
   for title, data in (('Average of 5', RATES), ('ImageNet', ['imagenet'])):
     lines = {}
     for model, epochs in rows:
@@ -164,7 +161,7 @@ def _panels(rows, point_of):
       kind = 'ResNet (BiT)' if 'x' in model else kind
       point = point_of(model, epochs, *data) | {'name': f'{model}, {epochs}'}
       lines.setdefault(kind, []).append(point)
-    yield panel | {'title': title, 'lines': lines}
+    yield common.panel(title, xlabel, lines, **how)
 
 
 def _cells(rows):
@@ -191,13 +188,10 @@ def figure_4(models, args, values):
       runs[name] = _on_subset(model, count, args, values)
       best = few_shot(name, args.tiny, best='val/accuracy')
       points.append({'x': count or args.images, 'y': best})
-  panel = {
-    'title': f'Pre-training on subsets of {args.name}',
-    'xlabel': 'images of pre-training',
-    'ylabel': 'linear 5-shot ImageNet accuracy (%)',
-    'ticks': {count or args.images: size for size, count in sizes.items()},
-    'lines': lines,
-  }
+  how = {'ylabel': 'linear 5-shot ImageNet accuracy (%)'}
+  how['ticks'] = {count or args.images: size for size, count in sizes.items()}
+  about = f'Pre-training on subsets of {args.name}'
+  panel = common.panel(about, 'images of pre-training', lines, **how)
   title = 'Few-shot accuracy against the size of the data'
   return runs, (common.figure(panel, title=title, name='figure_4'),)
 
@@ -222,8 +216,7 @@ def _on_subset(model, count, args, values):
     config.data.source.split = f'train[{start}:{start + count}]'
   if not args.tiny:
     del config.total_epochs
-    num_examples = args.epochs * args.images
-    config.total_steps = int(num_examples / config.data.batch_size)
+    config.total_steps = int(args.epochs * args.images / config.data.batch_size)
   return add_few_shot(config, values, args.tiny)
 
 
@@ -247,17 +240,16 @@ def figure_3(models, args, values):
       runs |= finetunings(values, args, *words, path=path)
       point = {'x': images, 'y': finetuned(path, 'imagenet')}
       measured.setdefault(_label(model), []).append(point)
-  panel = {
-    'title': 'ImageNet',
-    'xlabel': 'data of pre-training',
-    'ylabel': 'top-1 accuracy (%)',
-    'ticks': dict(DATA.values()),
-  }
+  how = {'ylabel': 'top-1 accuracy (%)', 'ticks': dict(DATA.values())}
+  ours, papers = (
+    common.panel('ImageNet', 'data of pre-training', lines, **how)
+    for lines in (measured, published)
+  )
   title = 'ImageNet accuracy against the data of pre-training'
   of_paper = {'title': f'{title}, as published', 'name': 'figure_3_paper'}
   return runs, (
-    common.figure(panel | {'lines': measured}, title=title, name='figure_3'),
-    common.figure(panel | {'lines': published}, **of_paper),
+    common.figure(ours, title=title, name='figure_3'),
+    common.figure(papers, **of_paper),
   )
 
 
@@ -292,13 +284,9 @@ def shape(families, args, values):
       name = f'{family}_{next(iter(change.values()))}'
       runs[f'pretrain_{name}'] = _of_shape(change, args, values)
       lines[family].append(point(name))
-  panel = {
-    'title': 'Shape of a ViT',
-    'xlabel': 'relative compute',
-    'ylabel': 'ImageNet 5-shot accuracy (%)',
-    'relative_to': exaflops('base'),
-    'lines': lines,
-  }
+  how = {'ylabel': 'ImageNet 5-shot accuracy (%)'}
+  how['relative_to'] = exaflops('base')
+  panel = common.panel('Shape of a ViT', 'relative compute', lines, **how)
   title = 'Accuracy against compute, by dimension'
   return runs, (common.figure(panel, title=title, name='figure_8'),)
 

@@ -94,8 +94,7 @@ def report(args, sizes):
         {'x': n, 'y': {'runs': runs[n], 'metric': metric}} for n in sizes
       )
     xlabel = f'number of distinct pre-training {args.data}'
-    labels = {'title': title, 'xlabel': xlabel, 'ylabel': 'accuracy (%)'}
-    return labels | {'lines': lines}
+    return common.panel(title, xlabel, lines)
 
   panels = [panel('Digits, linear 10-shot', 'frozen/digits/fewshot/10shot')]
   if args.data == 'glyphs':

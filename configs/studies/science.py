@@ -35,18 +35,12 @@ from configs.studies import (
 )
 
 STUDIES = {
-  'crossing': crossing.study,
-  'positions': positions.study,
-  'patches': patches.study,
-  'muon': muon.study,
-  'fractal': fractal.study,
-  'warmup': warmup.study,
-  **{
-    f'parts_{data}': functools.partial(parts.study, data=data)
-    for data in parts.DATA
-  },
-  'rates': rates.study,
+  x.__name__.rpartition('.')[2]: x.study
+  for x in (crossing, positions, patches, muon, fractal, warmup)
 }
+for data in parts.DATA:
+  STUDIES[f'parts_{data}'] = functools.partial(parts.study, data=data)
+STUDIES['rates'] = rates.study
 
 
 def get_config(argument=''):

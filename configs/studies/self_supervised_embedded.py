@@ -17,8 +17,6 @@ Arguments (separated by commas):
   tiny       one seed, few steps: minutes, to check that it runs
 """
 
-import itertools
-
 from configs import arguments, common, embedded, masked_patches
 
 PX, LOCAL_PX, PATCH = 20, 12, 4
@@ -44,36 +42,25 @@ def get_config(argument=''):
     args.seeds, args.steps, args.rates, args.tuning_steps = 1, 4, 1, 4
   runs, metric = {}, 'trial/digits/fewshot/10shot'
   for name in METHODS:
-    for rate in RATES[: args.rates]:
-      runs[f'{name}_lr{rate:.0e}'] = pretrain(
-        args, name, embedded.TRIAL, lr=rate
-      )
-    for budget, seed in itertools.product(BUDGETS, range(args.seeds)):
-      run = pretrain(args, name, seed, budget)
-      run.best_of = common.best_of(f'{name}_lr.*', metric)
-      runs[f'{name}_{budget}_seed{seed}'] = run
-  for name in (*METHODS, 'scratch'):
-    budgets = ('',) if name == 'scratch' else BUDGETS
-    for budget in budgets:
-      start = f'{name}_{budget}' if budget else name
-      for rate in TUNING_RATES[: args.rates] if budget != 'compute' else ():
-        run = finetune(args, f'{start}_seed0', embedded.TRIAL)
-        run.schedule.lr = rate
-        runs[f'tuned_{name}_lr{rate:.0e}'] = run
-      for seed in range(args.seeds):
-        run = finetune(args, f'{start}_seed{seed}', seed)
-        run.best_of = common.best_of(f'tuned_{name}_lr.*', 'val/accuracy')
-        runs[f'tuned_{start}_seed{seed}'] = run
+    embedded.try_rates(runs, name, args, RATES, pretrain, name, 'steps')
+    for budget in BUDGETS:
+      arm = f'{name}_{budget}', args, RATES, pretrain, name, budget
+      embedded.tune(runs, *arm, metric=metric, of=name)
+  for name in METHODS:
+    how = args, TUNING_RATES, finetune
+    embedded.try_rates(runs, f'tuned_{name}', *how, f'{name}_steps')
+    for start in (f'{name}_{budget}' for budget in BUDGETS):
+      embedded.tune(runs, f'tuned_{start}', *how, start, of=f'tuned_{name}')
+  embedded.tune(runs, 'tuned_scratch', args, TUNING_RATES, finetune, 'scratch')
   for i, weight in enumerate(WEIGHTS[: args.rates]):
     for lr in LOSS_RATES[: args.rates]:
-      run = pretrain(args, 'lejepa', embedded.TRIAL, 'half', lr)
+      run = pretrain(args, 'lejepa', 'half', embedded.TRIAL, lr)
       run.objective.regularizer.weight = weight
       runs[f'loss{i}_lr{lr:.0e}'] = run
-  discard = '.*_lr.*|tuned.*'
-  return common.study(runs, reports(args), discard=discard)
+  return common.study(runs, reports(args), discard='.*_lr.*|tuned.*')
 
 
-def pretrain(args, name, seed, budget='steps', lr=RATES[0]):
+def pretrain(args, name, budget, seed, lr):
   """Return a pre-training that evaluates its features on digits."""
   factor = {'compute': COMPUTE / METHODS[name][1], 'half': 0.5}.get(budget, 1)
   steps = round(factor * args.steps)
@@ -129,15 +116,9 @@ SETTINGS = {x.__name__: x for x in (labels, masked, mae, dino, lejepa)}
 
 def crop(config):
   """Give a run two large and four small crops of each image."""
-  crops = {
-    'size': PX,
-    'area': (0.5, 1.0),
-    'local_size': LOCAL_PX,
-    'local_area': (0.15, 0.5),
-    'local_count': 4,
-    'interpolation': 'bilinear',
-    'antialias': False,
-  }
+  crops = {'size': PX, 'area': (0.5, 1.0)}
+  crops |= {'local_size': LOCAL_PX, 'local_area': (0.15, 0.5)}
+  crops |= {'local_count': 4, 'interpolation': 'bilinear', 'antialias': False}
   config.data.transforms = (common.make('data.transforms.MultiCrop', **crops),)
   config.objective.views = views()
 
@@ -161,13 +142,13 @@ def watch(args):
   return common.make('evals.representation.Representation', data=data)
 
 
-def finetune(args, start, seed):
+def finetune(args, start, seed, lr):
   """Return a fine-tuning of a run on digits, or a training from scratch."""
-  path = {'path': f'{{workdir}}/{start}'}
-  fields = {'init_from': None if start.startswith('scratch') else path}
-  fields |= {'steps': args.tuning_steps, 'lr': TUNING_RATES[0], 'seed': seed}
-  tuned = model(args) | {'num_classes': None}
-  return common.ConfigDict(embedded.finetune(tuned, PX, **fields))
+  of = 0 if seed == embedded.TRIAL else seed
+  path = {'path': f'{{workdir}}/{start}_seed{of}'}
+  fields = {'init_from': None if start == 'scratch' else path}
+  fields |= {'steps': args.tuning_steps, 'lr': lr, 'seed': seed}
+  return embedded.finetune(model(args) | {'num_classes': None}, PX, **fields)
 
 
 def reports(args):
@@ -191,19 +172,16 @@ def reports(args):
         cells.append({'row': f'{title}, {words}', 'column': column} | y)
         paired[budget].append({'row': title, 'column': column} | y)
     how = {'relative_to': unit, 'ticks': {x: f'{x:g}' for x in (0.5, 1, 2, 4)}}
-    panels.append(panel(column, xlabel, lines, **how))
+    panels.append(common.panel(column, xlabel, lines, **how))
   scratch = embedded.measured('tuned_scratch', metric)
   cells.append({'row': 'from scratch', 'column': column} | scratch)
+  tables = [common.table(cells, title='Accuracy on 768 scans of digits')]
+  for budget, words in BUDGETS.items():
+    about = {'title': f'Differences to labels, {words}'}
+    about['name'] = f'paired_{budget}'
+    tables.append(common.paired(paired[budget], **about))
   return (
-    common.table(cells, title='Accuracy on 768 scans of digits'),
-    *(
-      common.paired(
-        paired[budget],
-        title=f'Differences to labels, {words}',
-        name=f'paired_{budget}',
-      )
-      for budget, words in BUDGETS.items()
-    ),
+    *tables,
     common.figure(*panels, title='Accuracy against compute'),
     common.figure(*of_loss(args, columns), title='LeJEPA: loss', name='loss'),
   )
@@ -215,20 +193,12 @@ def of_loss(args, columns):
   for column, (_, metric) in list(columns.items())[:2]:
     lines = {}
     for i, weight in enumerate(WEIGHTS[: args.rates]):
-      rates = LOSS_RATES[: args.rates]
-      runs = [f'loss{i}_lr{lr:.0e}' for lr in rates]
+      runs = [f'loss{i}_lr{lr:.0e}' for lr in LOSS_RATES[: args.rates]]
       lines[f'weight {weight:g}'] = [
-        {
-          'x': {'runs': run, 'metric': 'train/loss'},
-          'y': {'runs': run, 'metric': metric},
-        }
+        {'x': {'runs': run, 'metric': 'train/loss'}}
+        | {'y': {'runs': run, 'metric': metric}}
         for run in runs
       ]
     how = {'joined': False, 'correlate': True}
-    panels.append(panel(column, 'training loss', lines, **how))
+    panels.append(common.panel(column, 'training loss', lines, **how))
   return panels
-
-
-def panel(title, xlabel, lines, **fields):
-  labels = {'title': title, 'xlabel': xlabel, 'ylabel': 'accuracy (%)'}
-  return labels | {'lines': {k: tuple(v) for k, v in lines.items()}} | fields

@@ -6,8 +6,6 @@ most arms warm up for 10%. Result: only crossing brackets are shown to help, by
 docs/science.md.
 """
 
-import functools
-
 from configs import common, embedded
 
 PX = 24
@@ -25,21 +23,18 @@ SHARES = {'1%': (0.01, NESTED), '10%': (0.1, GRAMMARS)}
 def study(args):
   steps = 8 if args.tiny else 500
   runs, rows = {}, {'none': 'none'}
-  make = functools.partial(learn, args, steps, None)
-  embedded.tune(runs, 'none', make, args, RATES)
+  embedded.tune(runs, 'none', args, RATES, learn, steps, None)
   for title, (share, grammars) in SHARES.items():
     warm = max(2, round(share * steps))
     name = f'more{warm}'
     rows[f'{title} more images'] = name
-    make = functools.partial(learn, args, steps + warm, None)
-    embedded.tune(runs, name, make, args, RATES)
+    embedded.tune(runs, name, args, RATES, learn, steps + warm, None)
     for grammar, fields in grammars.items():
       name = f'{fields["kind"]}{"_permuted" * ("permuted" in fields)}{warm}'
       rows[f'{title} {grammar}'] = name
       for seed in (embedded.TRIAL, *range(args.seeds)):
         runs[f'warm_{name}_{seed}'] = warm_up(fields, warm, seed)
-      make = functools.partial(learn, args, steps, f'warm_{name}')
-      embedded.tune(runs, name, make, args, RATES)
+      embedded.tune(runs, name, args, RATES, learn, steps, f'warm_{name}')
   return runs, reports(rows)
 
 
@@ -48,9 +43,12 @@ def warm_up(fields, steps, seed):
   source = common.make(
     'science.grammars.Grammar', side=PX // 4, seed=1 + seed, **fields
   )
-  pooling = common.make('models.pooling.NoPooling', class_token=True)
+  parts = {
+    'embedding': common.make('science.tokens.FrozenTokens', mask_token=True),
+    'pooling': common.make('models.pooling.NoPooling', class_token=True),
+  }
   config = embedded.run(
-    embedded.vit(64, num_classes=128, pooling=pooling),
+    embedded.vit(64, num_classes=128, **parts),
     common.data(source, (), batch_size=64),
     {},
     steps=steps,
@@ -61,9 +59,6 @@ def warm_up(fields, steps, seed):
       task={'predict': 'tokens', 'ratio': 0.5},
     ),
     preprocess={'mean': 0.0, 'std': 1.0},
-  )
-  config['model']['embedding'] = common.make(
-    'science.tokens.FrozenTokens', mask_token=True
   )
   return common.ConfigDict(config)
 
