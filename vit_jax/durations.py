@@ -50,17 +50,11 @@ fraction = functools.partial(Duration, unit='fraction')
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-  """Conversion of durations to steps of one run.
+  """Conversion of durations to steps of one run."""
 
-  Attributes:
-    batch_size: global number of examples in a step.
-    num_examples: size of the training set, the number of visits in an epoch.
-    total_steps: length of the run; needed for durations in 'fraction'.
-  """
-
-  batch_size: int
-  num_examples: int
-  total_steps: int | None = None
+  batch_size: int  # global number of examples in a step
+  num_examples: int  # size of the training set: visits in an epoch
+  total_steps: int | None = None  # needed for durations in 'fraction'
 
   def steps(self, duration: Duration | None) -> int:
     """Return the duration in steps, rounded down; 0 for None.

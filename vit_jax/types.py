@@ -29,15 +29,10 @@ class UserError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
-  """A condition on the value of an argument, in its Annotated.
-
-  Attributes:
-    holds: function value -> bool.
-    text: the condition in words, such as 'at least 1'.
-  """
+  """A condition on the value of an argument, in its Annotated."""
 
   holds: Callable[[Any], bool]
-  text: str
+  text: str  # the condition in words, such as 'at least 1'
 
   def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
     """Return the schema by which a config checks the argument."""

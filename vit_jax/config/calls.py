@@ -70,19 +70,12 @@ class Partial(functools.partial):
 
 @dataclasses.dataclass
 class Call:
-  """A target with its arguments, checked but not yet called.
+  """A target with its arguments, checked but not yet called."""
 
-  Attributes:
-    fn: what the target names.
-    kwargs: its arguments; calls within them are not made yet either.
-    where: dotted path in the config.
-    hidden: arguments that the config cannot set.
-  """
-
-  fn: Any
-  kwargs: dict[str, Any]
-  where: str = ''
-  hidden: Sequence[str] = ()
+  fn: Any  # what the target names
+  kwargs: dict[str, Any]  # calls within them are not made yet either
+  where: str = ''  # dotted path in the config
+  hidden: Sequence[str] = ()  # arguments that the config cannot set
 
   def make(self, *args: Any, **supplied: Any) -> Any:
     """Make all calls, innermost first, and return the result of this one."""
@@ -199,11 +192,10 @@ class _Plan:
     if is_dict(value):
       values = dict(value.items())
       is_part = dataclasses.is_dataclass(annotation)
-      if is_part and rest_field_of(annotation):
+      if rest_field_of(annotation):
         return self.flat(annotation, values, where, others)
       inner = item_of(annotation)
-      has_names = dataclasses.is_dataclass(inner) and rest_field_of(inner)
-      if 'target' in values and has_names:
+      if 'target' in values and rest_field_of(inner):
         self.problems.append(f'{where}.target: set {where}.NAME.target.')
         return {}
       if 'target' in values:
@@ -332,13 +324,9 @@ class _Plan:
     return planned
 
   def require_all(self, call, hidden=()):
-    """Add a problem if required arguments of a Call are missing.
-
-    A key that is misspelt is reported as unknown; that is enough.
-    """
-    if call.where and any(
-      x.startswith(f'{call.where}.') for x in self.problems
-    ):
+    """Add a problem if arguments of a Call are missing, and it has no other."""
+    start = f'{call.where}.'
+    if call.where and any(x.startswith(start) for x in self.problems):
       return
     if missing := missing_of(call.fn, {*call.kwargs, *hidden}):
       hints, where = hints_of(call.fn), f'{call.where}: ' if call.where else ''
@@ -454,8 +442,8 @@ def item_of(annotation: Any) -> Any:
 
 def rest_field_of(cls: Any) -> Any:
   """Return the field of a dataclass that holds a target, or None."""
-  fields = (f for f in dataclasses.fields(cls) if f.metadata.get('rest'))
-  return next(fields, None)
+  fields = getattr(cls, '__dataclass_fields__', {}).values()
+  return next((f for f in fields if f.metadata.get('rest')), None)
 
 
 def full_name(fn: Any) -> str:

@@ -14,14 +14,10 @@ from vit_jax.config.values import ConfigError, suggest
 def load(spec: Any) -> Any:
   """Return the ConfigDict of a config file.
 
-  Args:
-    spec: 'FILE.py', or 'vit_jax:NAME' for a config of this project, which an
-      installed package has, too. Text after the next colon is the argument of
-      the file's get_config: 'FILE.py:ARGUMENT', 'vit_jax:NAME:ARGUMENT'.
-
-  Raises:
-    ConfigError: no such file, no get_config in it, or an argument that it does
-      not take. Other exceptions in the file keep their traceback.
+  `spec` is 'FILE.py', or 'vit_jax:NAME' for a config of this project, which an
+  installed package has, too. Text after the next colon is the argument of the
+  file's get_config: 'FILE.py:ARGUMENT', 'vit_jax:NAME:ARGUMENT'. What cannot be
+  found or taken is a ConfigError; other exceptions keep their traceback.
   """
   path, arguments = _find(str(spec))
   import_configs(path.parent)

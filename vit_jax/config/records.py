@@ -17,19 +17,12 @@ from vit_jax.types import PathLike, UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-  """A value that a config can set.
+  """A value that a config can set."""
 
-  Attributes:
-    key: dotted path in the config.
-    value: JSON value; the full name of a class or function for 'target'.
-    is_set: whether the config sets it.
-    marks: HARMLESS, MACHINE (types.py) of the arguments that it belongs to.
-  """
-
-  key: str
-  value: Any
-  is_set: bool = True
-  marks: frozenset[str] = frozenset()
+  key: str  # dotted path in the config
+  value: Any  # JSON value; the full name of a class or function for 'target'
+  is_set: bool = True  # whether the config sets it
+  marks: frozenset[str] = frozenset()  # see `marks_of`
 
 
 def entries(
@@ -59,7 +52,7 @@ def entries(
 
 
 def _of_call(call, key, marks):
-  flat = dataclasses.is_dataclass(call.fn) and calls.rest_field_of(call.fn)
+  flat = calls.rest_field_of(call.fn)
   if flat:  # the target and its keywords stand next to the own fields
     yield from entries(call.kwargs[flat.name], key, marks)
   else:
@@ -135,10 +128,7 @@ def plain(value: Any) -> Any:
 
 
 def settings(call: calls.Call) -> Iterator[str]:
-  """Yield a line 'config.KEY = VALUE' for everything that can be set in a Call.
-
-  Values that the config does not set are their defaults, and marked so.
-  """
+  """Yield 'config.KEY = VALUE' of all that can be set; defaults are marked."""
   for each in entries(_with_sizes(call)):
     is_name = each.key.rpartition('.')[2] in ('target', 'run')
     shown = each.value if is_name else repr(each.value)
@@ -159,18 +149,14 @@ def _with_sizes(value):
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-  """The config that a run is called with.
+  """The config that a run is called with."""
 
-  Attributes:
-    config: the config as JSON values, saved as config.json.
-    preset: its file and what the command line changed, saved as preset.json.
-    entries: every argument by key, defaults included. A run that resumes is
-      compared with them, see runs/workdirs.py.
-    allow_changes: keys that may differ from those that the run started with.
-  """
-
+  # As JSON values, saved as config.json.
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Its file and what the command line changed, saved as preset.json.
   preset: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Every argument by key, defaults included. A run that resumes is compared
+  # with them, except for keys that may differ, see runs/workdirs.py.
   entries: Sequence[Entry] = ()
   allow_changes: Sequence[str] = ()
 
@@ -185,12 +171,10 @@ def run(
 ) -> Any:
   """Call the function that config.run names with the objects of the config.
 
-  Args:
-    config, supplied: see `plan_run`. No value that must be set may be None.
-    workdir: the first argument of the function.
-    preset: JSON values that say where the config is from: 'config' (the config
-      file and its argument) and 'changed' (see `override`). 'defaults' is
-      added: {key: text} of what the config does not set.
+  For `config` and `supplied` see `plan_run`; no value that must be set may be
+  None. `preset` has JSON values that say where the config is from: 'config'
+  (the config file and its argument) and 'changed' (see `override`). 'defaults'
+  is added: {key: text} of what the config does not set.
   """
   found = calls.plan_run(config, **supplied)
   calls.check_set(found, config)
