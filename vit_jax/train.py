@@ -21,14 +21,8 @@ from vit_jax.models.dense import Normalize
 from vit_jax.models.flexi import Sizes, with_patches
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
+from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.hosts import Stopped, StopSignal
-from vit_jax.parallel.sharding import (
-  MeshSizes,
-  Rules,
-  put_batch,
-  replicated,
-  this_process,
-)
 from vit_jax.probes import Probe
 from vit_jax.reports import attention_figures, page, worst
 from vit_jax.runs import compiled, workdirs
@@ -90,8 +84,8 @@ def train(
   checkpoints: Annotated[Checkpoints, HARMLESS] = Checkpoints(),
   init_from: InitFrom | None = None,
   preprocess: Preprocess = Normalize(),
-  mesh: Annotated[MeshSizes, HARMLESS] = MeshSizes(),
-  sharding: Annotated[Rules | None, HARMLESS] = None,
+  mesh: Annotated[sharding_lib.MeshSizes, HARMLESS] = sharding_lib.MeshSizes(),
+  sharding: Annotated[sharding_lib.Rules | None, HARMLESS] = None,
   accum_steps: Count = 1,
   ema: Ema | None = None,
   probes: Mapping[str, Probe] | None = None,
@@ -242,7 +236,7 @@ def train(
       start=saved['position'],
       skipped=saved.get('unreadable', ()),
       num_classes=ready.model.num_classes,
-      **this_process(),
+      **sharding_lib.this_process(),
     )
     with (
       contextlib.closing(monitor),
@@ -255,7 +249,7 @@ def train(
         with monitor.traced(step):
           with monitor.waiting(batches.spent):
             batch = next(batches)
-          batch = put_batch(batch, mesh)
+          batch = sharding_lib.put_batch(batch, mesh)
           of_step = setups[plan.of_step[step - 1]].step
           state, metrics = of_step(state, batch, teachers=teachers)
           monitor.step(step, metrics, skipped=len(batches.skipped))
@@ -270,7 +264,11 @@ def train(
         if due or saving:
           monitor.flush()
           check_finite(state, step)
-        results = _evaluate(due, step, state, monitor) if due else {}
+        results = {}
+        if due:
+          with monitor.pause('evals'):
+            results = evaluators_lib.run(due, state.eval_params, step)
+          monitor.write(step, results)
         if saving:
           claim.check()
           with monitor.pause('saving'):
@@ -304,14 +302,6 @@ def _headline(ready, mesh):
   )
 
 
-def _evaluate(evaluators, step, state, monitor):
-  """Run the evaluators, log and return {'NAME/METRIC': value}."""
-  with monitor.pause('evals'):
-    results = evaluators_lib.run(evaluators, state.eval_params, step)
-  monitor.write(step, results)
-  return results
-
-
 def _save(saver, step, state, batches, monitor, results):
   saved = {
     'position': batches.position,
@@ -324,7 +314,8 @@ def _save(saver, step, state, batches, monitor, results):
 
 def _draw(workdir, objective, evaluators, state, batch, mesh):
   """Draw rows of images of the objective and the evaluators."""
-  pictures = jax.jit(objective.pictures, out_shardings=replicated(mesh))
+  everywhere = sharding_lib.replicated(mesh)
+  pictures = jax.jit(objective.pictures, out_shardings=everywhere)
   with jax.transfer_guard('allow'):
     drawn = jax.device_get(pictures(state.params, batch, state.rng))
     for evaluator in evaluators.values():

@@ -47,8 +47,6 @@ class Classification(SplitEvaluator):
     same_classes: whether class names of data and training must be equal. False:
       class numbers are equal, names are not, such as WordNet ids and words.
     flip: whether to average the probabilities of an image and its mirror image.
-    class_names: names in the data, to compare with those of the model, or None.
-    predictions: the Predictions of the last run, None before it.
   """
 
   loss: Literal['softmax', 'sigmoid'] = 'softmax'

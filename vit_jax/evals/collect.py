@@ -140,12 +140,7 @@ class SplitEvaluator:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class OutputEvaluator(SplitEvaluator):
-  """Base of the evaluators of vectors: outputs and labels of K columns.
-
-  Attributes:
-    class_names: names of the columns, to compare with those of the model.
-    predictions: what reports show of the last run, None before it.
-  """
+  """Base of the evaluators of vectors: outputs and labels of K columns."""
 
   for_grids = True
 

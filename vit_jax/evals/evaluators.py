@@ -46,10 +46,7 @@ def make(
   class_names: Sequence[str] | None,
   abstract_params: Params,
 ) -> dict[str, Evaluator]:
-  """Return {name: evaluator}, with the data of each opened and checked.
-
-  `class_names` name the model's outputs, or are None.
-  """
+  """Return {name: evaluator}, with the data of each opened and checked."""
   reserved = {'step', 'time', *(x.partition('/')[0] for x in OF_A_RUN)}
   if bad := [x for x in evals if not x or '/' in x or x in reserved]:
     raise UserError(
@@ -78,10 +75,7 @@ def check_class_names(
   remedy: str,
   source: str = 'data.source',
 ) -> None:
-  """Raise ValueError if data has other classes than `what` it is given to.
-
-  Folders with different sub-folders number their classes differently.
-  """
+  """Raise UserError if data has other classes than `what` it is given to."""
   if not found or not expected or list(found) == list(expected):
     return
   other = sorted(set(found) ^ set(expected))[:5]
@@ -110,9 +104,8 @@ def check_best_metric(metric: str | None, evaluators: Evaluators) -> None:
 def run(evaluators: Evaluators, params: Params, step: int) -> dict[str, float]:
   """Run evaluators, and return {'EVALUATOR/METRIC': int or float}.
 
-  Results that are NaN or Inf are named.
-  They may copy between host and devices as they like: the transfer guard of the
-  training loop does not apply to them.
+  Results that are NaN or Inf are named. The transfer guard of the training loop
+  does not apply to evaluators.
   """
   results = {}
   for name, evaluator in evaluators.items():

@@ -81,8 +81,7 @@ class MultiLabel(OutputEvaluator):
     means = (float(np.mean([*x.values()])) for x in of_each.values() if x)
     results = dict(zip(_MEANS, means))
     for metric, of_label in thresholds.items():
-      predicted = (p >= of_label)[known]
-      micro = metrics.f1_score(labels[known], predicted)
+      micro = metrics.f1_score(labels[known], (p >= of_label)[known])
       results[f'{metric}_micro'] = float(micro)
     right = (((p >= 0.5) == labels) | ~known).all(axis=1)
     results |= {'exact_match': float(right.mean())}

@@ -31,13 +31,9 @@ class Representation(SplitEvaluator):
   agree, and on average k / (N - 1) of N images if the model has learned
   nothing. The teacher runs in the first evaluation, and for the pictures, where
   the patches of both have colours of their own.
-
-  Attributes:
-    teacher: one of a feature distillation, or None.
-    k: number of neighbours that are compared with those of the teacher.
   """
 
-  teacher: FrozenTeacher | None = None
+  teacher: FrozenTeacher | None = None  # of a feature distillation
   k: Count = 10
 
   labelled = False

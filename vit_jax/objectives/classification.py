@@ -30,14 +30,9 @@ from vit_jax.types import (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfLogits(OfFeatures, Labelled):
-  """Base of losses of the logits and labels [B] or [B, K] of images.
+  """Base of losses of the logits and labels [B] or [B, K] of images."""
 
-  Attributes:
-    model: has apply({'params': p}, images, train=True, rngs=...) -> [B, K].
-    preprocess: uint8 images -> float images.
-  """
-
-  model: Model
+  model: Model  # has apply({'params': p}, images, train=True, rngs=...)
   _: dataclasses.KW_ONLY
   preprocess: Preprocess
   terms: Terms = dataclasses.field(default_factory=dict)

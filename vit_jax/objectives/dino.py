@@ -71,13 +71,9 @@ class DinoHead:
 
 @dataclasses.dataclass(frozen=True)
 class Centre:
-  """Targets of DINO: an EMA of teacher outputs is subtracted before softmax.
+  """Targets of DINO: an EMA of teacher outputs is subtracted before softmax."""
 
-  Attributes:
-    momentum: decay of this EMA, the centre.
-  """
-
-  momentum: Rate = 0.9
+  momentum: Rate = 0.9  # decay of this EMA, the centre
 
   whole_batch = False
 

@@ -33,7 +33,6 @@ class DinoV2(Dino):
   """The loss of a ViT with embedding.mask_token, see above, and its terms.
 
   Attributes:
-    masks: which patches are hidden from the student.
     centre: converts teacher outputs to targets. With `Centre`, class tokens and
       patches have one each. Published: Centre for ViT-L on ImageNet, which has
       one head, and SinkhornKnopp for the large data set, which has two.

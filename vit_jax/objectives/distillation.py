@@ -94,8 +94,6 @@ class Distillation(OfFeatures, Around, Labelled):
     kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
       summed over classes, times temperature^2; 'hard': the softmax
       cross-entropy of the teacher's most probable class.
-    temperature: softmax temperature for kind='soft'.
-    weight: weight of the teacher's loss; the label loss has 1 - weight.
   """
 
   teacher: Teacher
@@ -121,8 +119,7 @@ class Distillation(OfFeatures, Around, Labelled):
         'it out.'
       )
     pooling = getattr(self.model, 'pooling', None)
-    two_heads = getattr(pooling, 'distillation_token', False)
-    if self.weight == 1 and two_heads:
+    if self.weight == 1 and getattr(pooling, 'distillation_token', False):
       raise UserError(
         'With DistillationToken, weight=1 does not train the head of the class '
         'token, half of the prediction. Use a smaller weight, such as 0.5.'
@@ -148,10 +145,7 @@ class Distillation(OfFeatures, Around, Labelled):
     labels = jnp.asarray(seen.batch['label'])
     label_loss, metrics = self.inner.compare(logits, labels)
     targets = self.teacher(seen.context.teachers['teacher'], seen.batch)
-    losses = teacher_loss(
-      logits_for_teacher, targets, kind=self.kind, temperature=self.temperature
-    )
-    loss = jnp.mean(losses)
+    loss = jnp.mean(self.of_teacher(logits_for_teacher, targets))
     same = jnp.argmax(logits_for_teacher, -1) == jnp.argmax(targets, -1)
     total = self.weight * loss
     if self.weight < 1:
@@ -163,14 +157,12 @@ class Distillation(OfFeatures, Around, Labelled):
       'agreement': jnp.mean(same),
     }
 
-
-def teacher_loss(
-  logits: Array, targets: Array, *, kind: str = 'soft', temperature: float = 1.0
-) -> jax.Array:
-  """Return the loss of each example: logits of student and teacher -> [B]."""
-  if kind == 'hard':
-    hard = jax.nn.one_hot(jnp.argmax(targets, axis=-1), targets.shape[-1])
-    return optax.softmax_cross_entropy(logits, hard)
-  student = jax.nn.log_softmax(logits / temperature)
-  teacher = jax.nn.log_softmax(targets / temperature)
-  return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), -1)
+  def of_teacher(self, logits: Array, targets: Array) -> jax.Array:
+    """Return the loss of each example: logits of student and teacher -> [B]."""
+    if self.kind == 'hard':
+      hard = jax.nn.one_hot(jnp.argmax(targets, axis=-1), targets.shape[-1])
+      return optax.softmax_cross_entropy(logits, hard)
+    student = jax.nn.log_softmax(logits / self.temperature)
+    teacher = jax.nn.log_softmax(targets / self.temperature)
+    losses = jnp.sum(jnp.exp(teacher) * (teacher - student), -1)
+    return self.temperature**2 * losses

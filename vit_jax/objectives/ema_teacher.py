@@ -16,10 +16,8 @@ class EmaTeacher(Objective):
   """Base of an objective whose teacher is `context.ema`.
 
   Attributes:
-    model, preprocess: the student's model and preprocessing.
     momentum: weight of the former teacher; rises to 1 on half a cosine. 0.9995
       is advised for batches of 256.
-    timeline: that of the run, see `of_run`.
   """
 
   model: Any

@@ -54,11 +54,9 @@ class FeatureDistillation(OfViews):
   the whole batch is mixed with a permutation of it, by one weight from U(0, 1).
 
   Attributes:
-    model, preprocess: the student's model and preprocessing.
     views: colours of the one view of an image; by default those of v3, whose
       blur of at most 0.1 pixels changes nothing.
     temperature: t above.
-    weight: weight of the local loss.
     queue: Q; None: see `queue_length`.
   """
 

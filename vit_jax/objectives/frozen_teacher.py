@@ -104,10 +104,7 @@ class FrozenTeacher(FrozenModel):
   weights: ClassVar[Weights]  # without parameters
 
   def open(self, student: Any, choose: Any = None) -> Any:
-    """Return the teacher with its model, in the dtype of the student.
-
-    `choose` chooses its attention, see `Objective.of_run`.
-    """
+    """Return the teacher with its model, in the dtype of the student."""
     weights = formats.read(self.path, **self.options, values=False)
     model, dtype = weights.model, getattr(student, 'dtype', None)
     if dtype is not None and hasattr(model, 'dtype'):

@@ -115,7 +115,6 @@ class Optimizer:
       count in the norm, and in the state that they begin with.
     lr_multipliers: ((path rule, factor), ...); the first match counts. The
       factor scales the whole update, including decoupled weight decay.
-    layer_decay: layer-wise learning-rate decay, or None.
   """
 
   rule: Rule = dataclasses.field(metadata={'rest': True})
@@ -141,7 +140,6 @@ class Optimizer:
     that is a function of the step, and `thaw` need the timeline of the run.
     """
     lr_factors = _first_factors(self, 'lr_multipliers', params)
-    decay_factors = _first_factors(self, 'decay_multipliers', params)
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
     frozen = tree.mask(self.freeze, params)
     if all(jax.tree.leaves(frozen)):
@@ -154,7 +152,7 @@ class Optimizer:
         f'optimizer.thaw={self.thaw} ends freeze, which is empty. Set '
         'optimizer.freeze to path rules, or leave thaw out.'
       )
-    parts = [self._apply_rule(params, learning_rate, decay_factors, timeline)]
+    parts = [self._apply_rule(params, learning_rate, timeline)]
     if self.clip_norm is not None:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
     if self.layer_decay is not None:
@@ -174,7 +172,7 @@ class Optimizer:
       tx = optax.partition(groups, labels)
     return tx
 
-  def _apply_rule(self, params, learning_rate, decay_factors, timeline):
+  def _apply_rule(self, params, learning_rate, timeline):
     """Return the rule for each group of parameters with the same decay."""
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
     arguments = {**getattr(self.rule, 'keywords', {})}
@@ -200,13 +198,14 @@ class Optimizer:
       decay = _times(decay, _times(1 / peak, learning_rate))
     if not self.decay_multipliers:
       return rule(learning_rate, **arguments | {'weight_decay': decay})
+    factors = _first_factors(self, 'decay_multipliers', params)
     groups = {
       f'decay_x{factor:g}': rule(
         learning_rate, **arguments | {'weight_decay': _times(factor, decay)}
       )
-      for factor in sorted(set(jax.tree.leaves(decay_factors)))
+      for factor in sorted(set(jax.tree.leaves(factors)))
     }
-    labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', decay_factors)
+    labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', factors)
     return optax.partition(groups, labels)
 
 
@@ -365,7 +364,6 @@ def muon(
     consistent_rms: each update of a matrix has about this RMS, so that learning
       rates and weight decays of AdamW fit. None: as first published, it has
       singular values of about sqrt(max(1, outputs / inputs)).
-    b1, b2: decay rates of AdamW.
     eps: added to AdamW's denominator, and to the norm that divides a matrix.
     mu_dtype, weight_decay: dtype of first moments and decoupled decay, of both.
     kernels: rows for kernels that kernels.py does not have.

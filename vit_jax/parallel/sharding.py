@@ -66,12 +66,10 @@ class MeshSizes:
 def make_mesh(
   devices: Sequence[jax.Device] | None = None, /, **axis_sizes: int
 ) -> Mesh:
-  """Return a mesh over all devices of all hosts.
+  """Return a mesh over all devices of all hosts, by default of an axis 'data'.
 
-  Args:
-    devices: other devices; they may be described only, to compile for them.
-    **axis_sizes: size of each axis; one may be -1, all remaining devices. The
-      default is one axis, 'data'.
+  Other devices may be described only, to compile for them. One size may be -1,
+  all remaining devices.
   """
   devices = jax.devices() if devices is None else devices
   axis_sizes = axis_sizes or {'data': -1}
@@ -192,10 +190,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def check_batch_size(
   batch_size: int, mesh: Mesh, *, parts: int = 1, what: str = 'batch_size'
 ) -> None:
-  """Raise UserError unless `parts` micro-batches can be split equally.
-
-  `what` is the name of the batch size in the message.
-  """
+  """Raise UserError unless `parts` micro-batches can be split equally."""
   ways = _axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
   if batch_size % ways:
     cut = f' in {parts} micro-batches' if parts > 1 else ''
@@ -274,14 +269,10 @@ def _split(axes, path, shape, mesh):
 def fsdp(*, min_elements: int = 2**14, others: Rules = ()) -> Rules:
   """Return rules that split each array over 'fsdp' in its largest dimension.
 
-  An array stays whole if it is small, or if the axis divides none of its
-  dimensions (a width of 1664 cannot be split 256 ways). The layer dimension of
-  scanned layers is never split: each step of the scan needs one whole layer.
-
-  Args:
-    min_elements: arrays with fewer elements (in one layer) stay whole.
-    others: more rules, such as `tensor_parallel`; the dimensions that they
-      split are left to them.
+  An array stays whole if one layer of it has fewer than `min_elements`, or if
+  the axis divides none of its dimensions (a width of 1664 cannot be split 256
+  ways). The layer dimension of scanned layers is never split: each step of the
+  scan needs one whole layer. Dimensions that `others` split are left to them.
   """
   return [('.*', functools.partial(_largest, min_elements, tuple(others)))]
 
