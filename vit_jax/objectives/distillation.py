@@ -94,6 +94,7 @@ class Distillation(OfFeatures, Around, Labelled):
     kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
       summed over classes, times temperature^2; 'hard': the softmax
       cross-entropy of the teacher's most probable class.
+    weight: weight of the teacher's loss; the label loss has 1 - weight.
   """
 
   teacher: Teacher

@@ -57,6 +57,7 @@ class FeatureDistillation(OfViews):
     views: colours of the one view of an image; by default those of v3, whose
       blur of at most 0.1 pixels changes nothing.
     temperature: t above.
+    weight: weight of the local loss.
     queue: Q; None: see `queue_length`.
   """
 
