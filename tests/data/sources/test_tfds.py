@@ -108,7 +108,7 @@ def test_name_with_version_and_pickle(data_dir):
   source = Tfds('colours:1.2.0', split='train', data_dir=str(data_dir))
   copy = pickle.loads(pickle.dumps(source))
   assert _values(copy) == _values(source)
-  assert len(pickle.dumps(source)) < 1000  # no files, no records
+  assert len(pickle.dumps(source)) < 10_000  # no records
 
 
 def test_other_labels(data_dir):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax.data.sources.tables import Labelled
 from vit_jax.types import Count, Seed, UserError
 
 # The set lists one writer after the other, each with the same sequence of
@@ -14,7 +15,7 @@ _SPLITS = {'train': slice(1029), 'test': slice(1029, None)}
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Digits:
+class Digits(Labelled):
   """The 1,797 handwritten digits of scikit-learn: uint8 [8, 8, 1].
 
   Levels 0 to 16 become 0 to 255. The splits share no writer and keep the order:
@@ -29,10 +30,7 @@ class Digits:
   examples_per_class: Count | None = None
   seed: Seed = 0
 
-  num_classes = 10
-
   def __post_init__(self) -> None:
-    self.class_names = list('0123456789')
     scans, labels = _scans()
     rows = np.arange(len(labels))[_SPLITS[self.split]]
     if (count := self.examples_per_class) is not None:
@@ -45,22 +43,19 @@ class Digits:
         )
       chosen = [rng.permutation(found)[:count] for found in of_class]
       rows = np.sort(np.concatenate(chosen))
-    self._rows = rows  # of scikit-learn's set
-    self._images, self._labels = scans[rows], labels[rows]
-
-  def __len__(self) -> int:
-    return len(self._rows)
+    self._rows, self._images = rows, scans[rows]  # rows of scikit-learn's set
+    super().__init__(labels[rows].astype(np.int32), list('0123456789'))
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     image = self._images[index].copy()  # the caller may modify it
-    return {'image': image, 'label': int(self._labels[index])}
+    return {'image': image, 'label': self._label(index)}
 
   def describe(self, index: int) -> str:
     """Return the split and the row in scikit-learn's set."""
     return f'digits {self.split}, scan {self._rows[index]} of load_digits()'
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _scans():
   from sklearn import datasets  # takes a second
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax.data.sources.tables import Labelled
 from vit_jax.data.targets import Classes, Targets
 from vit_jax.io import terminal
 from vit_jax.types import Seed, UserError
@@ -13,7 +14,7 @@ _CLASSES = ['functional', 'defective']
 GRADES = ('0', '1/3', '2/3', '1')
 
 
-class Elpv:
+class Elpv(Labelled):
   """2,624 photographs of solar cells that are lit up by a current (ELPV).
 
   They are grey, uint8 [300, 300, channels]. A cell is 'defective' if experts
@@ -51,22 +52,14 @@ class Elpv:
       random_state=seed,
     )
     rows = np.sort(parts[split == 'test'])
-    self._rows, self._images, self._labels = rows, images, labels[rows]
+    self._rows, self._images = rows, images
     self._channels, self.targets = channels, targets
-    self.class_names = tuple(names or ())
-    self.num_classes = len(self.class_names)
-
-  def __len__(self) -> int:
-    return len(self._rows)
+    super().__init__(labels[rows], names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     # A copy, because the caller may modify it.
     image = np.repeat(self._images[self._rows[index]], self._channels, axis=-1)
-    return {'image': image, 'label': self._labels[index]}
-
-  def labels(self) -> np.ndarray:
-    """Return the labels of all examples: int32 [n] or float32 [n, K]."""
-    return self._labels.copy()
+    return {'image': image, 'label': self._label(index)}
 
   def describe(self, index: int) -> str:
     """Return the file name in the package."""

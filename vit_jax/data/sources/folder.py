@@ -27,7 +27,7 @@ _CSV = '--config.data.source.csv'
 _MOST_CHECKED = 50_000  # files, in a few seconds
 
 
-class Folder:
+class Folder(tables.Labelled):
   """Images in class folders, or listed in a table.
 
     path/CLASS/**/IMAGE         Folder(path)
@@ -97,19 +97,13 @@ class Folder:
       labels = np.zeros(len(files), np.int32)
     # Bytes of equal length: 1.3M paths take 50 MB, a list 130 MB.
     self._files = np.array([os.fsencode(file) for file in files])
-    self._labels = labels
-    self.class_names: list[str] | None = names
-    self.num_classes = tables.num_classes(labels, names)
-
-  def __len__(self) -> int:
-    return len(self._labels)
+    super().__init__(labels, names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image, label = self._base / self.file_name(index), self._labels[index]
     return {
       **{name: cells[index] for name, cells in self._columns.items()},
-      'image': image_files.read(image),
-      'label': label if label.ndim else int(label),
+      'image': image_files.read(self._base / self.file_name(index)),
+      'label': self._label(index),
     }
 
   def check_files(self, remedy: str) -> None:
@@ -118,10 +112,6 @@ class Folder:
       is_large = len(self) > _MOST_CHECKED
       checked = self._missing if is_large else range(len(self))
       image_files.check(tuple(map(self.describe, checked)), remedy)
-
-  def labels(self) -> np.ndarray:
-    """Return the labels of all examples: int32 [n] or float32 [n, K]."""
-    return self._labels.copy()
 
   def column(self, name: str) -> Sequence[Any]:
     """Return the cells of a column of the table, numbers if all are."""

@@ -5,8 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from vit_jax.data.sources import image_files, listed, tables
 from vit_jax.data.subsets import Example
 from vit_jax.data.targets import Classes, Targets
@@ -18,7 +16,7 @@ FILES = tuple(_BUILDERS)
 SAVED = ('dataset_dict.json', 'state.json')  # files of save_to_disk
 
 
-class HuggingFace:
+class HuggingFace(tables.Labelled):
   """A split of a data set that `datasets` reads; images stay encoded.
 
   It is on the hub, in a folder of `load_dataset` or `save_to_disk`, or in
@@ -82,7 +80,7 @@ class HuggingFace:
     if isinstance(features[self._key], datasets.Image):
       data = data.cast_column(self._key, datasets.Image(decode=False))
     kind = getattr(features[keys[0]], 'feature', features[keys[0]])
-    rows, self._labels, self.class_names = tables.labelled(
+    rows, labels, names = tables.labelled(
       self._where,
       targets,
       {key: data.with_format(None)[key][:] for key in keys},
@@ -90,26 +88,19 @@ class HuggingFace:
     )
     data = data if len(rows) == len(data) else data.select(rows)
     self._columns = {k: data.select_columns([k]) for k in features}
-    self.num_classes = tables.num_classes(self._labels, self.class_names)
-
-  def __len__(self) -> int:
-    return len(self._labels)
+    super().__init__(labels, names)
 
   def __getitem__(self, index: int) -> Mapping[str, Any]:
-    image, label = self._value(index, self._key), self._labels[index]
+    image = self._value(index, self._key)
     if isinstance(image, str):
       image = self._read(image)
     elif isinstance(image, Mapping):
       image = image['bytes'] or (image['path'] and self._read(image['path']))
     if image is None:
       raise UserError(f'The column {self._key!r} is empty.')
-    known = {'image': image, 'label': label if label.ndim else int(label)}
+    known = {'image': image, 'label': self._label(index)}
     read = functools.partial(self._value, index)
     return Example(known, self._columns, read)
-
-  def labels(self) -> np.ndarray:
-    """Return the labels of all examples: int32 [n] or float32 [n, K]."""
-    return self._labels.copy()
 
   def describe(self, index: int) -> str:
     """Return data set, split and index, and the path if there is one."""

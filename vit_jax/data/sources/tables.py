@@ -46,11 +46,25 @@ def labelled(
   return rows, labels[rows], names
 
 
-def num_classes(labels: np.ndarray, names: Sequence[str] | None) -> int | None:
-  """Return the number of classes, labels or numbers, if it is known."""
-  if labels.ndim > 1:
-    return labels.shape[1]
-  return None if names is None else len(names)
+class Labelled:
+  """Base of sources that hold their labels: int32 [n] or float32 [n, K]."""
+
+  def __init__(self, labels: np.ndarray, names: Sequence[str] | None) -> None:
+    self._labels, self.class_names = labels, names
+    self.num_classes = None if names is None else len(names)
+    if labels.ndim > 1:
+      self.num_classes = labels.shape[1]
+
+  def __len__(self) -> int:
+    return len(self._labels)
+
+  def labels(self) -> np.ndarray:
+    """Return the labels of all examples: int32 [n] or float32 [n, K]."""
+    return self._labels.copy()
+
+  def _label(self, index):
+    label = self._labels[index]
+    return label if label.ndim else int(label)
 
 
 @functools.cache

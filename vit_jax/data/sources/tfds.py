@@ -1,6 +1,7 @@
 """TFDS data sets in ArrayRecord files, read without TensorFlow."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
 
 
 @dataclasses.dataclass(eq=False)
-class Tfds:
+class Tfds(tables.Labelled):
   """A split of a TFDS data set; images stay encoded until they are needed.
 
   source[i] is {'image': the encoded bytes, 'label': int or float [K]}. With
@@ -53,7 +54,15 @@ class Tfds:
   exif: bool = False
 
   def __post_init__(self) -> None:
-    features = self._open()
+    import tensorflow_datasets as tfds
+
+    builder = _builder(self.name, self.data_dir)
+    self._features = features = builder.info.features
+    self._records = _records(builder, self.name, self.split)
+    self._parsers: dict[Any, Any] = {}
+    kind = tfds.features.Text
+    texts = (k for k, v in features.items() if isinstance(v, kind))
+    self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
     keys = self.targets.columns or [self.label_key]
     for key in keys:
       tables.check(self.name, features, label_key=key)
@@ -68,31 +77,10 @@ class Tfds:
     if self.targets != Classes():
       names = getattr(getattr(known, 'feature', known), 'names', None)
       columns = {x: self.column(x) for x in keys}
-      self._rows, self._labels, self.class_names = tables.labelled(
+      self._rows, labels, names = tables.labelled(
         self.name, self.targets, columns, names
       )
-      self.num_classes = tables.num_classes(self._labels, self.class_names)
-
-  def _open(self):
-    """Open the files and return the features; each process has its own."""
-    import tensorflow_datasets as tfds
-
-    builder = _builder(self.name, self.data_dir)
-    self._features = builder.info.features
-    self._parsers: dict[Any, Any] = {}
-    kind = tfds.features.Text
-    texts = (k for k, v in self._features.items() if isinstance(v, kind))
-    self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
-    self._records = _records(builder, self.name, self.split)
-    return self._features
-
-  def __getstate__(self) -> dict[str, Any]:
-    own = '_features', '_parsers', '_records'
-    return {k: v for k, v in vars(self).items() if k not in own}
-
-  def __setstate__(self, state: dict[str, Any]) -> None:
-    vars(self).update(state)
-    self._open()
+      super().__init__(labels, names)
 
   def __len__(self) -> int:
     return len(self._rows)
@@ -100,41 +88,33 @@ class Tfds:
   def __getitem__(self, index: int) -> Mapping[str, Any]:
     record = self._record(index)
     keys = [self.label_key] if self._labels is None else []
-    image, *value = self._parse(record, self.image_key, *keys)
-    label = self._label(*value) if keys else self._labels[index]
-
-    def read(name):
-      (found,) = self._parse(record, name)
-      return _arrays(self._features[name], found)
-
-    known = {'image': image, 'label': label if np.ndim(label) else int(label)}
-    return Example(known, self._features, read)
+    image, *values = self._parse(record, self.image_key, *keys)
+    label = self._computed(*values) if keys else self._label(index)
+    read = functools.partial(self._value, record)
+    return Example({'image': image, 'label': label}, self._features, read)
 
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n], or float32 [n, K]."""
     if self._labels is not None:
-      return self._labels.copy()
-    return stack_labels([self._label(x) for x in self._values(self.label_key)])
+      return super().labels()
+    return stack_labels(list(map(self._computed, self._values(self.label_key))))
 
   def column(self, name: str) -> list[Any]:
     """Return the values of a feature of all examples, bytes as texts."""
     tables.check(self.name, self._features, group_key=name)
-    return [_cell(_arrays(self._features[name], x)) for x in self._values(name)]
+    return list(map(_cell, self._values(name)))
 
   def _values(self, key):
     for start in range(0, len(self), _READ_AHEAD):
       block = [*map(int, self._rows[start : start + _READ_AHEAD])]
       for record in self._records.__getitems__(block):
-        yield from self._parse(record, key)
+        yield self._value(record, key)
 
   def file_name(self, index: int) -> str | None:
     """Return the name of the image's file, or None if there is none."""
     if self._name_key is None:
       return None
-    (value,) = self._parse(
-      self._records[int(self._rows[index])], self._name_key
-    )
-    return value.decode(errors='replace')
+    return _cell(self._value(self._record(index), self._name_key))
 
   def describe(self, index: int) -> str:
     """Return data set, split and index, and the file name if there is one."""
@@ -145,8 +125,11 @@ class Tfds:
   def _record(self, index):
     return self._records[int(self._rows[index])]
 
+  def _value(self, record, key):
+    return self._parse(record, key)[0]
+
   def _parse(self, record, *keys):
-    """Return the values of these features; images stay encoded."""
+    """Return the values of these features of a record."""
     import tensorflow_datasets as tfds
 
     if keys not in self._parsers:
@@ -156,11 +139,12 @@ class Tfds:
     images = (k for k in keys if isinstance(parser[k], tfds.features.Image))
     decoders = dict.fromkeys(images, skip) or None
     example = parser.deserialize_example_np(record, decoders=decoders)
-    return [example[key] for key in keys]
+    return [_arrays(self._features[key], example[key]) for key in keys]
 
-  def _label(self, value):
+  def _computed(self, value):
+    """Return the label of a value of the feature `label_key`."""
     if self.label_fn is not None:
-      value = self.label_fn(_arrays(self._features[self.label_key], value))
+      value = self.label_fn(value)
     return value if np.ndim(value) else int(value)
 
 
