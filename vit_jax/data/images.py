@@ -8,6 +8,7 @@ is compiled, libjpeg-turbo decodes JPEGs, only the part that a crop needs.
 
 import functools
 import io
+import math
 import re
 import time
 from collections.abc import Callable
@@ -31,12 +32,11 @@ Box = tuple[int, int, int, int]  # y, x, height, width
 
 # Pillow has more, but starts Ghostscript or unpacks gzip for some of them.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF')
-_ORIENTATION = 0x0112  # tag of EXIF
 _TAGS = re.compile(rb'eXIf|Raw profile type|XML:com.adobe.xmp')  # of PNGs
 _MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')  # that ends a scan
 
 
-def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+def pair(size: Any) -> tuple[int, int]:
   """Return a size, int for a square or (height, width), as a pair."""
   height, width = np.broadcast_to(size, 2).tolist()
   return height, width
@@ -120,7 +120,6 @@ class Encoded:
     check: bool = True,
   ) -> None:
     self._data, self._channels, self._check = data, channels, check
-    self._pixels: np.ndarray | None = None
     self.remark, self.seconds = '', 0.0
     try:
       with _open(data) as image:
@@ -159,43 +158,36 @@ class Encoded:
 
   def part(self, box: Box) -> np.ndarray:
     """Return the pixels in a box: uint8 [height, width, channels]."""
-    y, x, height, width = box
-    if self._pixels is None:
-      begin = time.perf_counter()
-      try:
-        image, is_part = self._decoded(box)
-      except Exception as error:  # the decoders raise many types
-        raise _unreadable(self._data, error) from error
-      image = self._turn.apply(image)
-      self.seconds += time.perf_counter() - begin
-      if is_part:
-        return image
-      self._pixels = image
-    return self._pixels[y : y + height, x : x + width]
+    begin = time.perf_counter()
+    try:
+      image = self._decoded(self._turn.undo(box, self.shape))
+    except Exception as error:  # the decoders raise many types
+      raise _unreadable(self._data, error) from error
+    image = self._turn.apply(image)
+    self.seconds += time.perf_counter() - begin
+    return image
 
   def _decoded(self, box):
-    """Return (uint8 [H, W, channels] as stored, whether it is only the box)."""
+    """Return the pixels in a box of the image as it is stored."""
+    y, x, height, width = box
     if self._by_libjpeg:
-      is_part = box != (0, 0, *self.shape[:2])
-      check, box = self._check or not is_part, self._turn.undo(box, self.shape)
-      out = np.empty((*box[2:], self._channels), np.uint8)
+      out = np.empty((height, width, self._channels), np.uint8)
+      check = self._check or out.size == math.prod(self.shape)
       remark = decode_part(self._data, box, self._channels, check, out)
       if remark is not None:
         self.remark = remark
-        return out, is_part
+        return out
     data = _without_end(self._data, self._scan)
     image = None if self._for_pillow else self._with_opencv(data)
-    return self._with_pillow(data) if image is None else image, False
+    image = self._with_pillow(data) if image is None else image
+    return image[y : y + height, x : x + width]
 
   def _with_opencv(self, data):
     """Return uint8 [H, W, channels] as stored, or None if it cannot."""
     cv2 = opencv()
     flag = cv2.IMREAD_COLOR_RGB if self._channels == 3 else cv2.IMREAD_GRAYSCALE
     flag |= cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-      image = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
-    except cv2.error:
-      return None
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     if image is None or image.dtype != np.uint8:
       return None
     return image.reshape(*image.shape[:2], self._channels)
@@ -234,14 +226,14 @@ def _without_end(data, scan):
 
 
 def _orientation(image, data):
-  """Return the EXIF orientation of a Pillow image, 1 to 8."""
+  """Return the EXIF orientation, tag 0x0112, of a Pillow image, 1 to 8."""
   try:
     if image.format == 'PNG':
       late = data.rfind(b'IDAT')  # the last chunk of pixels
       if _TAGS.search(data, late + int.from_bytes(data[late - 4 : late])):
         image.load()  # reads the chunks behind them
     exif = pillow().Image.getexif(image)  # a PNG's own always loads it
-    found = exif.get(_ORIENTATION, 1)
+    found = exif.get(0x0112, 1)
   except Exception:  # Pillow raises many types for damaged tags
     return 1
   return found if found in _TURNS else 1
