@@ -47,7 +47,7 @@ import numpy as np
 
 from vit_jax.data import images, subsets, workers
 from vit_jax.data.order import Order, Shuffled, Visits
-from vit_jax.data.subsets import Source, Unlabelled, stack_labels
+from vit_jax.data.subsets import Source, Unlabelled
 from vit_jax.data.transforms import Interpolation, Transform, apply, sized
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
@@ -140,8 +140,7 @@ class Data:
     if check and self.on_error == 'raise':
       check(_REMEDY)
     reader = _Reader(dataclasses.replace(self, on_error='skip'))
-    arrays, label, *_ = reader.load(0, 0)
-    return {**arrays, 'label': stack_labels([label])[0]}
+    return reader.load(0, 0)[0]
 
   def name_left_out(self) -> str:
     """Return a line that names keys of the examples that batches leave out."""
@@ -277,7 +276,7 @@ class _Reader:
       return None
 
   def load(self, epoch: int, index: int) -> tuple[Any, ...]:
-    """Return an example: (arrays, label, seconds of PARTS, skipped indices).
+    """Return an example: (arrays, seconds of PARTS, skipped indices).
 
     With on_error='skip', the next readable example by index replaces an
     unreadable one and is augmented with the same random numbers.
@@ -295,21 +294,22 @@ class _Reader:
     raise UserError(f'Gave up after {tries} unreadable examples. {last}')
 
   def _load(self, actual, epoch, index):
-    """Return (arrays, label, seconds), augmented as the example at `index`."""
+    """Return (arrays, seconds), augmented as the example at `index`."""
     begin = time.perf_counter()
     try:
       example = self._source[actual]
     except (OSError, ValueError) as error:
       raise self._unreadable(actual, error) from error
-    kept = self._kept(example, actual)
-    read = time.perf_counter()
     try:
+      kept = self._kept(example)
+      read = time.perf_counter()
       # Later visits take less time.
       image = self._encoded(example['image'], check=epoch == 0)
       rng = _generator(self.seed, epoch, index)
-      transformed = self._transformed({**kept, 'image': image}, rng)
-      label = self._checked_label(transformed.pop('label'), actual)
-      arrays = {name: _plain(name, x) for name, x in transformed.items()}
+      changed = apply(self.data.transforms, kept | {'image': image}, rng)
+      label = self._checked_label(changed.pop('label'))
+      arrays = {name: _plain(name, x) for name, x in changed.items()}
+      arrays['label'] = label
     except images.UnreadableError as error:
       raise self._unreadable(actual, error) from error
     except ValueError as error:
@@ -321,7 +321,7 @@ class _Reader:
       images.warn_once(f'{self._where(actual)}: {remark}. The image is used.')
     decoding = getattr(image, 'seconds', 0.0)
     rest = time.perf_counter() - read - decoding
-    return arrays, label, np.array([read - begin, decoding, rest])
+    return arrays, np.array([read - begin, decoding, rest])
 
   def _encoded(self, image, check):
     """Return the image, as an `Encoded` if it is the bytes of a file."""
@@ -336,35 +336,25 @@ class _Reader:
     if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
       raise UserError(
-        f'The image is {kind}. Expected uint8 [H, W, C], or the bytes of an'
-        ' image file.'
+        f'The image is {kind}. Expected uint8 [H, W, C], or bytes of a file.'
       )
     return image
 
-  def _kept(self, example, index):
+  def _kept(self, example):
     """Return the label and what is kept, by name."""
     try:
       return {name: example[name] for name in ('label', *self.data.keep)}
     except KeyError as error:
       raise UserError(
-        f'{self._where(index)}: there is no {error}. Expected label and'
-        f' keep={(*self.data.keep,)}. There are {", ".join(sorted(example))}.'
+        f'There is no {error}. Expected label and keep={(*self.data.keep,)}.'
+        f' There are {", ".join(sorted(example))}.'
       ) from None
 
-  def _transformed(self, example, rng):
-    for transform in (*self.data.transforms, None):
-      takes_encoded = getattr(transform, 'takes_encoded', False)
-      if isinstance(example['image'], images.Encoded) and not takes_encoded:
-        example['image'] = example['image'].pixels()
-      if transform:
-        example = apply(transform, example, rng)
-    return example
-
-  def _checked_label(self, label, index):
+  def _checked_label(self, label):
     limit = self.num_classes
     if isinstance(label, (int, np.integer)):
       if label >= 0 and (limit is None or label < limit):
-        return label
+        return np.int32(label)
       found = f'is {label} (-1 often means that a split has no labels)'
     else:
       label = np.asarray(label)
@@ -372,9 +362,8 @@ class _Reader:
         return label.astype(np.float32)
       found = f'has the shape {label.shape}'
     raise UserError(
-      f'The label of {self._where(index)} {found}. Expected an int from 0 to'
-      ' num_classes - 1, or a vector with one weight for each class, and'
-      f' num_classes={limit}.'
+      f'The label {found}. Expected an int from 0 to num_classes - 1, or a'
+      f' vector with one weight for each class, and num_classes={limit}.'
     )
 
   def _unreadable(self, index, error):
@@ -416,8 +405,8 @@ def _plain(name, x):
 
 
 def _stack(rows):
-  """Return the batch of rows (arrays, label, seconds, skipped)."""
-  arrays, labels, seconds, skipped = zip(*rows)
+  """Return the batch of rows (arrays, seconds, skipped)."""
+  arrays, seconds, skipped = zip(*rows)
   batch = {}
   for name in arrays[0]:
     values = [x[name] for x in arrays]
@@ -429,11 +418,8 @@ def _stack(rows):
         ' as Resize, InceptionCrop or CentralCrop for images.'
       )
     batch[name] = np.stack(values)
-  return batch | {
-    'label': stack_labels(labels),
-    'skipped': sum(skipped, ()),
-    'seconds': np.sum(seconds, axis=0),
-  }
+  seconds = np.sum(seconds, axis=0)
+  return batch | {'skipped': sum(skipped, ()), 'seconds': seconds}
 
 
 # Batches, in the process that uses them.

@@ -14,7 +14,7 @@ has a = -0.75 without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -39,22 +39,25 @@ Bounds = Annotated[tuple[Share, Share], ORDERED]
 Image = np.ndarray | images.Encoded
 Transform = Callable[[Any, np.random.Generator], Any]
 
-if TYPE_CHECKING:
-  Sides = Size  # of a transform in use
-  ShortSide = Side
-else:
-  Sides = Size | Positive
-  ShortSide = Side | Positive
+Sides = Size | Positive
+ShortSide = Side | Positive
 
 
 def apply(
-  transform: Transform, example: dict[str, Any], rng: np.random.Generator
+  transforms: Sequence[Any], example: dict[str, Any], rng: np.random.Generator
 ) -> dict[str, Any]:
-  """Return the example, changed by a transform of it or of its image."""
-  if getattr(transform, 'takes_example', False):
-    return transform(example, rng)
-  found = transform(example['image'], rng)
-  return example | (found if isinstance(found, dict) else {'image': found})
+  """Return the example, whose image may be encoded, after all transforms."""
+  for transform in (*transforms, None):
+    takes_encoded = getattr(transform, 'takes_encoded', False)
+    if isinstance(example['image'], images.Encoded) and not takes_encoded:
+      example = example | {'image': example['image'].pixels()}
+    if getattr(transform, 'takes_example', False):
+      example = transform(example, rng)
+    elif transform is not None:
+      found = transform(example['image'], rng)
+      found = found if isinstance(found, dict) else {'image': found}
+      example = example | found
+  return example
 
 
 _CODES = {  # of OpenCV
@@ -383,8 +386,7 @@ class FlipLR:
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() >= self.probability:
       return image
-    # cv2.flip is about ten times faster than copying numpy's negative stride.
-    image = np.ascontiguousarray(image)
+    # About ten times faster than copying numpy's negative stride.
     return images.opencv().flip(image, 1).reshape(image.shape)
 
 

@@ -212,11 +212,9 @@ def load(
   def loaded(path):
     try:
       encoded = images.Encoded(read(path), channels)
-      example, rng = {'image': encoded.pixels()}, np.random.default_rng(0)
+      example = apply(transforms, {'image': encoded}, np.random.default_rng(0))
       if encoded.remark:
         images.warn_once(f'{path}: {encoded.remark}. The image is used.')
-      for transform in transforms:
-        example = apply(transform, example, rng)
       return path, example if 'grid' in example else example['image']
     except (OSError, ValueError) as error:
       return path, ValueError(f'{path}: {error}')

@@ -179,12 +179,10 @@ def _train_arguments(config):
 
 def _example(transforms):
   """Return the arrays that the transforms make of every RGB image."""
-  found = []
-  for image in (np.zeros((768, 1024, 3), 'u1'), np.zeros((1024, 768, 3), 'u1')):
-    example = {'image': image}
-    for transform in transforms:
-      example = apply(transform, example, np.random.default_rng(0))
-    found.append(example)
+  found = [
+    apply(transforms, {'image': np.zeros(x, 'u1')}, np.random.default_rng(0))
+    for x in ((768, 1024, 3), (1024, 768, 3))
+  ]
   one, other = (jax.tree.map(np.shape, x) for x in found)
   if one != other:
     raise UserError(
