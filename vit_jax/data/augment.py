@@ -58,6 +58,7 @@ def hue(picture: _Picture, turn: float) -> _Picture:
 
 ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
 COLOR: dict[str, Callable[..., _Picture]] = {
+  'Identity': lambda picture, _: picture,
   'AutoContrast': lambda picture, _: ImageOps.autocontrast(picture),
   'Equalize': lambda picture, _: ImageOps.equalize(picture),
   'Invert': lambda picture, _: ImageOps.invert(picture),
@@ -147,7 +148,7 @@ _INCREASING: _Arguments = {
   **dict.fromkeys(ENHANCE, _around_1(0.9, 0.1)),
 }
 _TRIVIAL: _Arguments = {
-  **_WITHOUT,
+  'Identity': lambda strength, rng: None,
   **dict.fromkeys(_SHEAR, _signed(0.99)),
   **dict.fromkeys(
     _TRANSLATE, lambda strength, rng: int(_sign(rng) * 32 * strength)
@@ -156,6 +157,7 @@ _TRIVIAL: _Arguments = {
   **dict.fromkeys(ENHANCE, _around_1(0.99, 0)),
   'Posterize': lambda strength, rng: 8 - round(strength * 6),
   'Solarize': lambda strength, rng: 255 - 255 * strength,
+  **{name: _WITHOUT[name] for name in ('AutoContrast', 'Equalize')},
 }
 _BINS = 31  # strengths of TrivialAugment
 
@@ -190,8 +192,7 @@ class RandAugment(_OfPictures):
   fill: Fill = 128
 
   names: ClassVar[tuple[str, ...]] = (
-    *_WITHOUT,
-    *('Rotate', 'Posterize', 'Solarize', *ENHANCE, *_SHEAR, *_TRANSLATE),
+    *(name for name in _BIG_VISION if name != 'SolarizeAdd'),
     *('Cutout', 'SolarizeAdd'),
   )
 
@@ -298,20 +299,18 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
       layers, each with probability 0.5.
     **fields: other fields of TimmRandAugment: `interpolation`, `fill`.
   """
-  kind, *sections = policy.split('-')
-  values: dict[str, Any] = {}
-  for section in sections:
-    if match := re.fullmatch(r'([a-z]+)(\d*\.?\d+)', section):
-      field, number = _SECTIONS.get(match[1], ('', float))
-      values[field] = number(match[2])
-  if kind != 'rand' or '' in values or len(values) < len(sections):
+  section = rf'-({"|".join(_SECTIONS)})(\d*\.?\d+)'
+  found = re.findall(section, policy)
+  is_whole = re.fullmatch(f'rand({section})*', policy)
+  if not is_whole or len(dict(found)) < len(found):
     raise UserError(
       f'policy={policy!r} is not a RandAugment of timm. Expected rand and '
       f'sections of {", ".join(_SECTIONS)}, each at most once and with a '
       "number, as in 'rand-m9-mstd0.5-inc1'."
     )
-  defaults = {'magnitude': 10.0, 'magnitude_std': 0.0, 'increasing': False}
-  return TimmRandAugment(**defaults | values, **fields)
+  plain = TimmRandAugment(10.0, 0.0, increasing=False, **fields)
+  values = {_SECTIONS[k][0]: _SECTIONS[k][1](number) for k, number in found}
+  return dataclasses.replace(plain, **values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,10 +319,7 @@ class TrivialAugment(_OfPictures):
 
   fill: Fill = 0
 
-  names: ClassVar[tuple[str, ...]] = (
-    *('Identity', *_SHEAR, *_TRANSLATE, 'Rotate', *ENHANCE),
-    *('Posterize', 'Solarize', 'AutoContrast', 'Equalize'),
-  )
+  names: ClassVar[tuple[str, ...]] = tuple(_TRIVIAL)
 
   def _change(self, picture, rng):
     name = self.names[rng.integers(len(self.names))]
@@ -334,8 +330,6 @@ class TrivialAugment(_OfPictures):
     self, name: str, picture: _Picture, rng: Generator, strength: float
   ) -> _Picture:
     """Apply one of the operations in `names`, at a strength from 0 to 1."""
-    if name == 'Identity':
-      return picture
     argument = _TRIVIAL[name](strength, rng)
     return operate(name, picture, argument, self.fill, 'nearest')
 

@@ -87,7 +87,6 @@ class Scale:
 class Task:
   """A task of VTAB-1k; `val` and `test` are TFDS splits."""
 
-  name: str  # key in TASKS
   title: str  # for tables
   group: str  # of GROUPS
   tfds: str  # name of the TFDS builder
@@ -116,34 +115,33 @@ _dsprites = functools.partial(
   test='train[663552:]', flip=False, is_binary=True)
 _norb = functools.partial(
   Task, group=_T, tfds='smallnorb', val='test[:200]', test='test[50%:]')
-_TASKS = (  # in the order of table 9
-  Task('caltech101', 'Caltech101', _N, 'caltech101', 'train[2754:2954]'),
-  Task('cifar100', 'CIFAR-100', _N, 'cifar100', 'train[45000:45200]'),
-  Task('dtd', 'DTD', _N, 'dtd'),
-  Task('flowers', 'Flowers102', _N, 'oxford_flowers102'),
-  Task('pets', 'Pets', _N, 'oxford_iiit_pet', 'train[2944:3144]'),
-  Task('sun397', 'Sun397', _N, 'sun397/tfds'),
-  Task('svhn', 'SVHN', _N, 'svhn_cropped', 'train[65931:66131]'),
-  Task('camelyon', 'Camelyon', _S, 'patch_camelyon'),
-  Task('eurosat', 'EuroSAT', _S, 'eurosat/rgb',
-       'train[16200:16400]', 'train[21600:]'),
-  Task('resisc45', 'Resisc45', _S, 'resisc45',
-       'train[18900:19100]', 'train[25200:]'),
-  Task('retinopathy', 'Retinopathy', _S, _EYES),
-  _clevr('clevr_count', 'Clevr-Count', label_fn=_config('ClevrCount')),
-  _clevr('clevr_distance', 'Clevr-Dist', label_fn=_config('ClevrDistance')),
-  Task('dmlab', 'DMLab', _T, 'dmlab', crop=False),
-  _dsprites('dsprites_location', 'dSpr-Loc', label_key='label_x_position',
-            label_fn=_config('Merged', values=32), crop=False),
-  _dsprites('dsprites_orientation', 'dSpr-Ori', label_key='label_orientation',
-            label_fn=_config('Merged', values=40)),
-  Task('kitti', 'KITTI-Dist', _T, 'kitti', label_key='objects',
-       label_fn=_config('KittiDistance'), crop=False),
-  _norb('snorb_azimuth', 'sNORB-Azim', label_key='label_azimuth', flip=False),
-  _norb('snorb_elevation', 'sNORB-Elev', label_key='label_elevation'),
-)
+TASKS = {  # in the order of table 9
+  'caltech101': Task('Caltech101', _N, 'caltech101', 'train[2754:2954]'),
+  'cifar100': Task('CIFAR-100', _N, 'cifar100', 'train[45000:45200]'),
+  'dtd': Task('DTD', _N, 'dtd'),
+  'flowers': Task('Flowers102', _N, 'oxford_flowers102'),
+  'pets': Task('Pets', _N, 'oxford_iiit_pet', 'train[2944:3144]'),
+  'sun397': Task('Sun397', _N, 'sun397/tfds'),
+  'svhn': Task('SVHN', _N, 'svhn_cropped', 'train[65931:66131]'),
+  'camelyon': Task('Camelyon', _S, 'patch_camelyon'),
+  'eurosat': Task('EuroSAT', _S, 'eurosat/rgb',
+    'train[16200:16400]', 'train[21600:]'),
+  'resisc45': Task('Resisc45', _S, 'resisc45',
+    'train[18900:19100]', 'train[25200:]'),
+  'retinopathy': Task('Retinopathy', _S, _EYES),
+  'clevr_count': _clevr('Clevr-Count', label_fn=_config('ClevrCount')),
+  'clevr_distance': _clevr('Clevr-Dist', label_fn=_config('ClevrDistance')),
+  'dmlab': Task('DMLab', _T, 'dmlab', crop=False),
+  'dsprites_location': _dsprites('dSpr-Loc', label_key='label_x_position',
+    label_fn=_config('Merged', values=32), crop=False),
+  'dsprites_orientation': _dsprites('dSpr-Ori', label_key='label_orientation',
+    label_fn=_config('Merged', values=40)),
+  'kitti': Task('KITTI-Dist', _T, 'kitti', label_key='objects',
+    label_fn=_config('KittiDistance'), crop=False),
+  'snorb_azimuth': _norb('sNORB-Azim', label_key='label_azimuth', flip=False),
+  'snorb_elevation': _norb('sNORB-Elev', label_key='label_elevation'),
+}
 # fmt: on
-TASKS = {task.name: task for task in _TASKS}
 
 
 def settings(key: str, split: str, **fields: Any) -> dict[str, Any]:
