@@ -15,7 +15,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import traceback
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -147,7 +146,6 @@ def _work(remote, task, indices):
   """Read a task, and send what it reads until the parent closes the pipe."""
   for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends its workers
     signal.signal(number, signal.SIG_IGN)
-  threading.Thread(target=_end_with_parent, daemon=True).start()
   try:
     for value in _values(task, indices):
       _send(remote, value)
@@ -161,15 +159,9 @@ def _values(task, indices):
     read, ahead = cloudpickle.loads(task)
     yield from read_ahead(read, indices, ahead)
   except ValueError as error:  # not all of its subclasses can be pickled
-    kind = UserError if isinstance(error, UserError) else ValueError
-    yield kind(str(error))
+    yield UserError(str(error))
   except Exception:
     yield RuntimeError('In a data worker:\n' + traceback.format_exc())
-
-
-def _end_with_parent():
-  multiprocessing.parent_process().join()
-  os._exit(1)
 
 
 def _send(remote, value):
