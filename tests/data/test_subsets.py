@@ -202,7 +202,7 @@ def test_unlabelled():
     (lambda: Subset(Labelled(), per_class=5, examples=17), ['17', '16']),
     (lambda: Subset(Vectors(), per_class=2), ['Vectors', '(78, 4)', 'Leave']),
     (lambda: Slice(Labelled(), 'train[:5]'), ["'train[:5]'"]),
-    (lambda: Slice(Labelled(), '[78:]'), ["'[78:]'", 'no examples']),
+    (lambda: Slice(Labelled(), '[78:]'), ["'[78:]'", 'none of 78']),
   ],
 )
 def test_errors(make, words):

@@ -55,8 +55,7 @@ def class_labels(source: Source) -> np.ndarray:
     kind = type(getattr(source, 'targets', source)).__name__
     raise UserError(
       f'{kind}: the labels have the shape {found.shape}. Expected one class for'
-      ' each example. Leave out what needs classes, such as balanced,'
-      ' class_weights, stratified and per_class.'
+      ' each example. Leave out balanced, class_weights, stratified, per_class.'
     )
   return found
 
@@ -69,9 +68,7 @@ def stack_labels(values: Sequence[Any]) -> np.ndarray:
 
 def describe(source: Source, index: int) -> str:
   """Return the source's own description of an example, or a default one."""
-  if callable(own := getattr(source, 'describe', None)):
-    return own(index)
-  return f'index {index}'
+  return getattr(source, 'describe', 'index {}'.format)(index)
 
 
 def fingerprint(source: Any, keep: Sequence[str] = ()) -> dict[str, Any]:
@@ -184,9 +181,7 @@ class Slice(View):
     groups: Sequence[Any] | None = None,
   ) -> None:
     if not (match := _SLICE.fullmatch(bounds)):
-      raise UserError(
-        f"bounds={bounds!r} is not a slice. Expected e.g. '[:90%]'."
-      )
+      raise UserError(f"bounds={bounds!r}: expected a slice such as '[:90%]'.")
     count = len(source)
     classes = labels(source) if stratified else np.zeros(count, int)
     classes = classes if classes.ndim == 1 else np.zeros(count, int)
@@ -213,10 +208,7 @@ class Slice(View):
           is_before[[0, -1]] = True, False
     kept = np.flatnonzero(np.isin(units, order[before[1] & ~before[0]]))
     if not len(kept):
-      raise UserError(
-        f'The slice {bounds!r} of {type(source).__name__}, {count} examples,'
-        ' contains no examples.'
-      )
+      raise UserError(f'The slice {bounds!r} has none of {count} examples.')
     super().__init__(source, kept)
 
 
@@ -247,10 +239,7 @@ class Subset(View):
       order = few(class_labels(source), per_class, seed)
     if examples is not None:
       if examples > len(order):
-        raise UserError(
-          f'Subset: examples={examples}, but there are {len(order)}. Use a'
-          ' smaller number.'
-        )
+        raise UserError(f'Subset: examples={examples}, there are {len(order)}.')
       order = order[:examples]
     super().__init__(source, np.sort(order))
 

@@ -80,9 +80,8 @@ class Classes(Targets):
       labels = _weights(values)
       if labels is None:
         raise UserError(
-          f'{where}: {key} has lists such as {_as_list(values[0])}. Expected '
-          f'one class of each example. Several labels are labels={key}, see '
-          'docs/labels.md.'
+          f'{where}: {key} has lists such as {values[0]}. Expected classes. '
+          f'Several labels are labels={key}, see docs/labels.md.'
         )
       return labels, names
     missing = {'', '-1'} - {*(names or ())}
@@ -160,14 +159,13 @@ class Labels(Targets):
 
   def _of_lists(self, where, values, names):
     """Return (labels, names) of a column of lists, or of texts to be split."""
+    lists = values
     if not any(map(_is_list, values)):
       texts = list(map(_text, values))
       separator = next((x for x in '|;,' if any(x in y for y in texts)), None)
       lists = [x.split(separator) if x else None for x in texts]
     elif (labels := _weights(values)) is not None:
       return labels, names
-    else:
-      lists = [_as_list(x) for x in values]
     lists = [x if x is None else [*filter(None, map(_text, x))] for x in lists]
     found = sorted({x for y in lists for x in y or ()})
     are_numbers = all(map(_INT.fullmatch, {*found} - {*(names or ())}))
@@ -249,20 +247,15 @@ def _text(cell):
 
 
 def _is_list(cell):
-  return isinstance(cell, list | tuple | dict | np.ndarray)
+  return isinstance(cell, list | tuple | dict)
 
 
-def _as_list(cell):
-  return cell.tolist() if isinstance(cell, np.ndarray) else cell
-
-
-def _weights(cells):
+def _weights(lists):
   """Return lists of K weights as float32 [n, K]; None if they are others.
 
   Ints are weights if they are 0 and 1, and some list has one of them twice, as
   no list of numbers of classes has.
   """
-  lists = list(map(_as_list, cells))
   if len({len(x) if _is_list(x) else None for x in lists}) > 1:
     return None
   array = np.array(lists)

@@ -53,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   options = {key: getattr(args, key) for key in _SOURCE_OPTIONS}
   sources = {_split(x): _open(x, **options) for x in args.sources}
   if len(sources) < len(args.sources):
-    raise UserError(
-      f'{args.sources} name a split twice. Write SPLIT=SOURCE for each.'
-    )
+    raise UserError(f'{args.sources} name a split twice. Use SPLIT=SOURCE.')
   folder = write(
     args.dest,
     sources,

@@ -99,7 +99,7 @@ def test_columns_are_keys_of_the_examples(root):
 @pytest.mark.parametrize(
   'text, options, words',
   [
-    (TABLE, {}, ['id (files)', 'MEL (3 different', 'label_key=COLUMN']),
+    (TABLE, {}, ['id (4): 000, 001', 'MEL (3): -1, 0', 'label_key=COLUMN']),
     (TABLE, {'label_key': 'nv'}, ["no column 'nv' (label_key)", 'MEL, NV']),
     (TABLE, {'image_key': 'age'}, ['no column has the names of files below']),
     (TABLE, {'targets': Labels(('a', 'NV'))}, ["'a'", 'MEL']),
@@ -107,7 +107,7 @@ def test_columns_are_keys_of_the_examples(root):
     (TABLE, {'label_key': 'age'}, ['number=age']),
     (TABLE, {'label_key': 'NV', 'split': 'val'}, ["['Train', 'test']"]),
     (TABLE, {'label_key': 'NV', 'split_key': 'x', 'split': 'a'}, ["'x'"]),
-    (rows('{x}.gif,{c}'), {}, ['no column', '6 different texts such as 000']),
+    (rows('{x}.gif,{c}'), {}, ['no column', '(6): 000.gif, 001.gif']),
     (rows('{x},{x}', 'a,b'), {}, ['2 columns have', 'image_key=COLUMN']),
     (rows('{x},', 'id,label'), {}, ['all labels in label are missing']),
     ('id,label\n000,a\n001,b,c\n', {}, ["['001', 'b', 'c']", 'Quote']),
@@ -148,7 +148,7 @@ def test_what_is_left_out_is_counted_and_named(root, capsys):
 def test_a_table_next_to_class_folders_is_named(root, capsys):
   opened(root, rows('{x},{c}') + '\np,a\n')
   out = capsys.readouterr().out
-  assert 'not from the folders (2): masks, pictures' in out
+  assert 'not the folders (2): masks, pictures' in out
   Folder(root)
   assert 'set --config.data.source.csv=t.csv' in capsys.readouterr().out
   with pytest.raises(ValueError, match='the path of images, or csv'):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.sources.tables import Labelled
-from vit_jax.types import Count, Seed, UserError
+from vit_jax.types import Count, Seed
 
 # The set lists one writer after the other, each with the same sequence of
 # digits. These sequences start at 0, 130, 256, ..., 1029, 1157, 1287, ...
@@ -23,7 +23,8 @@ class Digits(Labelled):
 
   Attributes:
     examples_per_class: number of scans of each class, chosen at random with
-      `seed`; None keeps all. A smaller subset is part of a larger one.
+      `seed`; smaller classes, and None, keep all. A smaller subset is part of a
+      larger one.
   """
 
   split: Literal['train', 'test']
@@ -35,12 +36,7 @@ class Digits(Labelled):
     rows = np.arange(len(labels))[_SPLITS[self.split]]
     if (count := self.examples_per_class) is not None:
       rng = np.random.default_rng(self.seed)
-      of_class = [rows[labels[rows] == label] for label in range(10)]
-      if count > (least := min(map(len, of_class))):
-        raise UserError(
-          f'examples_per_class={count}, but this split has {least} scans of one'
-          ' digit. Use a smaller number.'
-        )
+      of_class = (rows[labels[rows] == label] for label in range(10))
       chosen = [rng.permutation(found)[:count] for found in of_class]
       rows = np.sort(np.concatenate(chosen))
     self._rows, self._images = rows, scans[rows]  # rows of scikit-learn's set

@@ -72,10 +72,7 @@ def _cells():
   try:
     from elpv_dataset.utils import load_dataset
   except ImportError as error:
-    raise UserError(
-      'The photographs are in the package elpv-dataset. Install it by '
-      "pip install -e '.[elpv]'."
-    ) from error
+    raise UserError("The photographs need pip install -e '.[elpv]'.") from error
   terminal.say(
     'ELPV: images by Deitsch et al., licence CC BY-NC-SA 4.0 (no commercial '
     'use), https://github.com/zae-bayern/elpv-dataset'

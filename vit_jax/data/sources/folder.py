@@ -115,7 +115,7 @@ class Folder(tables.Labelled):
 
   def column(self, name: str) -> Sequence[Any]:
     """Return the cells of a column of the table, numbers if all are."""
-    tables.check(f'{self._base}', self._columns, group_key=name)
+    tables.check(f'{self._base}', self._columns, 'group_key', name)
     return self._columns[name]
 
   def file_name(self, index: int) -> str:
@@ -212,10 +212,8 @@ def check_images(
 ) -> None:
   """Refuse no images, and those of a run; name the files that are ignored."""
   others, below = sorted(others), ' in class sub-folders' if nested else ''
-  found_tables = [
-    x for x in others if re.fullmatch(r'[^/]+\.(csv|tsv|parquet)', x)
-  ]
-  table = f'. For a table, set {_CSV}={found_tables[0]}' if found_tables else ''
+  lists = [x for x in others if re.fullmatch(r'[^/]+\.(csv|tsv|parquet)', x)]
+  table = f'. For a table, set {_CSV}={lists[0]}' if lists else ''
   if not found:
     raise UserError(
       f'{where} has no images{below}, and {len(others)} other files. Expected '

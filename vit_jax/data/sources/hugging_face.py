@@ -70,13 +70,11 @@ class HuggingFace(tables.Labelled):
     features = data.features
     likely = listed.named(features, (*listed.LABELS, 'cls'))
     likely = likely or _only(features, datasets.ClassLabel, ()) or 'label'
-    image = _only(features, datasets.Image, listed.IMAGES) or 'image'
     keys = targets.columns or [label_key or likely]
-    for key in keys:
-      tables.check(self._where, features, label_key=key)
-    image_key = image_key or image
-    tables.check(self._where, features, image_key=image_key)
-    self._key = image_key
+    tables.check(self._where, features, 'label_key', *keys)
+    image_key = image_key or _only(features, datasets.Image, listed.IMAGES)
+    self._key = image_key or 'image'
+    tables.check(self._where, features, 'image_key', self._key)
     if isinstance(features[self._key], datasets.Image):
       data = data.cast_column(self._key, datasets.Image(decode=False))
     kind = getattr(features[keys[0]], 'feature', features[keys[0]])
@@ -111,7 +109,7 @@ class HuggingFace(tables.Labelled):
 
   def column(self, name: str) -> Sequence[Any]:
     """Return the values of a column."""
-    tables.check(self._where, self._columns, group_key=name)
+    tables.check(self._where, self._columns, 'group_key', name)
     return self._columns[name].with_format(None)[name][:]
 
   def _value(self, index, key):

@@ -61,17 +61,16 @@ class Table:
     names: Sequence[str] | None,
   ) -> None:
     """Keep the rows with labels, whose columns are none of the others."""
-    keys = targets.columns or ([label_key] if label_key else [])
-    keys = keys or self._label_column({self._image_key, *others})
-    for key in keys:
-      tables.check(self.where, self.columns, label_key=key)
+    others = {self._image_key, *others}
+    keys = targets.columns or [label_key or self._label_column(others)]
+    tables.check(self.where, self.columns, 'label_key', *keys)
     columns = {x: self.columns[x] for x in keys}
     found = tables.labelled(self.where, targets, columns, names)
     self._rows, self.labels, self.names = found
 
   def choose(self, split: str, key: str) -> None:
     """Keep the rows of a split, in upper or lower case if one is like it."""
-    tables.check(self.where, self.columns, split_key=key)
+    tables.check(self.where, self.columns, 'split_key', key)
     cells = [f'{x}' for x in self.cells(key)]
     same = {x for x in cells if x.casefold() == split.casefold()}
     if split not in same and len(same) != 1:
@@ -84,8 +83,7 @@ class Table:
     self._keep(np.flatnonzero([x == chosen for x in cells]))
     if before.ndim == 1 and (absent := {*before} - {*self.labels}):
       names = [self._named(x) for x in sorted(absent)]
-      text = f'the split {chosen!r} has no examples of {some(names)}'
-      tables.say_once(f'{self.where}: {text}')
+      self._say(f'the split {chosen!r} has no examples of {some(names)}')
 
   def files(self) -> tuple[list[str], list[int]]:
     """Return the paths of the images, each once, and indices of those missing.
@@ -111,22 +109,18 @@ class Table:
           'each image; several labels are one cell, such as cat|dog.'
         )
     if twice := len(files) - len(first):
-      tables.say_once(
-        f'{self.where}: left out {twice:,} rows that are repeated'
-      )
+      self._say(f'left out {twice:,} rows that are repeated')
     folders = sorted({posixpath.dirname(x) for x in first})
     if len(folders) > 1:
-      what = f'labels are from the table, not from the folders {some(folders)}'
-      tables.say_once(f'{self.where}: {what}')
-    rows = [*first.values()]
+      self._say(f'labels are from the table, not the folders {some(folders)}')
+    files, rows = [*first], [*first.values()]
     self._keep(rows)
-    missing = [i for i, row in enumerate(rows) if not found[row]]
-    if missing:
-      what = (
-        f'files that are not there {some([files[rows[i]] for i in missing])}'
-      )
-      tables.say_once(f'{self.where}: {what}')
-    return [*first], missing
+    if missing := [i for i, row in enumerate(rows) if not found[row]]:
+      self._say(f'files that are not there {some([files[i] for i in missing])}')
+    return files, missing
+
+  def _say(self, text):
+    tables.say_once(f'{self.where}: {text}')
 
   def _keep(self, places):
     self._rows, self.labels = self._rows[places], self.labels[places]
@@ -153,8 +147,7 @@ class Table:
     find = self._files.find
     raw = {x for row in rows for x in row if _RAW.search(x) and not find(x)}
     if raw:
-      said = f'not UTF-8, so read as cp1252, as in {_western(min(raw))!r}'
-      tables.say_once(f'{self.where}: {said}')
+      self._say(f'not UTF-8, so read as cp1252, as in {_western(min(raw))!r}')
       rows = [[_western(x) if x in raw else x for x in row] for row in rows]
     first, *others = rows or [[]]
     names = [x or f'{_UNNAMED}{i}' for i, x in enumerate(first)]
@@ -174,7 +167,7 @@ class Table:
 
   def _image_column(self, key):
     """Return the name of the column whose cells are files."""
-    tables.check(self.where, self.columns, image_key=key)
+    tables.check(self.where, self.columns, 'image_key', key)
     counts = {}
     for name in [key] if key else self.columns:
       cells = self.columns[name]
@@ -182,8 +175,7 @@ class Table:
       counts[name] = sum(bool(self._files.find(x)) for x in some_cells)
     found = [x for x, n in counts.items() if 2 * n > max(counts.values())]
     found = [x for x in found if not x.startswith(_UNNAMED)] or found
-    chosen = named(found, IMAGES) or (found[0] if len(found) == 1 else None)
-    if chosen is None:
+    if (chosen := _likely(found, IMAGES)) is None:
       what = f'{len(found)} columns have' if found else 'no column has'
       raise UserError(
         f'{self.where}: {what} the names of files below {self._files.root}. '
@@ -193,38 +185,34 @@ class Table:
     return chosen
 
   def _label_column(self, others):
-    """Return the name of the only column that is likely, in a list."""
+    """Return the name of the column of the label, which is none of others."""
     rest = [x for x in self.columns if x not in others]
     rest = [x for x in rest if not x.startswith(_UNNAMED)]
-    chosen = named(rest, LABELS) or (rest[0] if len(rest) == 1 else None)
-    if chosen is None:
+    if (chosen := _likely(rest, LABELS)) is None:
       raise UserError(
         f'{self.where}: which column is the label? Found {self._contents()}. '
         f'Set {_OPTION}.label_key=COLUMN. Several columns of 0 and 1 are '
         'labels=A+B, and numbers number=A, in the argument of the config.'
       )
-    return [chosen]
+    return chosen
 
   def _contents(self):
-    """Return the columns, and what each could be, in words."""
-    return ', '.join(
-      f'{k} ({self._content(x)})' for k, x in self.columns.items()
+    """Return the columns, and the first of their different cells."""
+    cells = {k: sorted({*map(str, x)}) for k, x in self.columns.items()}
+    return '; '.join(
+      f'{k} {some([x[:20] for x in v])}' for k, v in cells.items()
     )
-
-  def _content(self, cells):
-    different = sorted({f'{x}' for x in cells if x not in (None, '')})
-    if any(map(self._files.find, different[:1000])):
-      return 'files'
-    if {*different} <= {'0', '1', '0.0', '1.0'}:
-      return '0 and 1' if different else 'empty'
-    kind = 'texts' if isinstance(numbers(different)[0], str) else 'numbers'
-    return f'{len(different)} different {kind} such as {different[0]}'
 
 
 def named(columns: Iterable[str], names: Sequence[str]) -> str | None:
   """Return the column with the first of the names, in upper or lower case."""
   found = {x.lower(): x for x in columns}
   return next((found[x] for x in names if x in found), None)
+
+
+def _likely(columns, names):
+  """Return the column with the first of the names, else the only one."""
+  return named(columns, names) or (columns[0] if len(columns) == 1 else None)
 
 
 def numbers(cells: Sequence[Any]) -> Sequence[Any]:

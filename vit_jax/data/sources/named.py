@@ -70,8 +70,7 @@ def open_source(
     name, start = match.groups()
   if kind == 'tfds' and not start:
     raise UserError(
-      f'tfds:{name} names no split. Add it, as in tfds:{name}:train, or set'
-      " split='train'."
+      f'tfds:{name} names no split. Add it, as in tfds:{name}:train.'
     )
   options: dict[str, Any] = {
     'split': start or None,
@@ -102,8 +101,7 @@ def _groups(source, key):
     found = [str(x).strip() for x in source.column(key)]
   else:
     path = getattr(source, 'file_name', source.describe)
-    paths = map(path, range(len(source)))
-    matches = [re.search(key, x or '') for x in paths]
+    matches = [re.search(key, path(i) or '') for i in range(len(source))]
     found = [x[x.lastindex or 0] if x else '' for x in matches]
   none = [i for i, x in enumerate(found) if x in ('', 'None', 'nan')]
   if none:

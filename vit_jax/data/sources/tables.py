@@ -17,9 +17,11 @@ from vit_jax.types import PathLike, UserError
 say_once = functools.cache(terminal.say)  # evaluators read the same folder
 
 
-def check(where: str, columns: Iterable[str], **keys: str | None) -> None:
-  """Refuse a column that is not there: argument=name."""
-  for argument, key in keys.items():
+def check(
+  where: str, columns: Iterable[str], argument: str, *keys: str | None
+) -> None:
+  """Refuse columns that are not there, which an argument has named."""
+  for key in keys:
     if key is not None and key not in columns:
       raise UserError(
         f'{where} has no column {key!r} ({argument}). It has'

@@ -64,9 +64,8 @@ class Tfds(tables.Labelled):
     texts = (k for k, v in features.items() if isinstance(v, kind))
     self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
     keys = self.targets.columns or [self.label_key]
-    for key in keys:
-      tables.check(self.name, features, label_key=key)
-    tables.check(self.name, features, image_key=self.image_key)
+    tables.check(self.name, features, 'label_key', *keys)
+    tables.check(self.name, features, 'image_key', self.image_key)
     known: Any = self.label_fn or features[keys[0]]
     self._rows: Any = range(len(self._records))
     self._labels: Any = None  # unless all have been read
@@ -101,7 +100,7 @@ class Tfds(tables.Labelled):
 
   def column(self, name: str) -> list[Any]:
     """Return the values of a feature of all examples, bytes as texts."""
-    tables.check(self.name, self._features, group_key=name)
+    tables.check(self.name, self._features, 'group_key', name)
     return list(map(_cell, self._values(name)))
 
   def _values(self, key):
