@@ -39,7 +39,7 @@ from vit_jax.types import (
 )
 from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.bundle import Weights, build
-from vit_jax.weights.surgery import InitFrom, Method
+from vit_jax.weights.surgery import InitFrom
 
 
 def load(
@@ -86,9 +86,7 @@ def fit(
   *,
   image_size: Size | None = None,
   num_classes: int | None = None,
-  posemb_resize: Method | None = None,
   patch_size: Size | None = None,
-  patch_resize: Method = 'bicubic_antialias',
   in_chans: int | None = None,
   head: Literal['keep', 'reset'] = 'keep',
 ) -> tuple[Weights, str]:
@@ -99,9 +97,8 @@ def fit(
     num_classes: None: the head of the weights. Another number: a new head of
       zeros, without the tanh layer before it, as in the paper's fine-tuning.
       0: no head.
-    posemb_resize, patch_resize: methods, as in `InitFrom`.
-    patch_size: int or (height, width) that patches are resized to; those of
-      models/flexi.py then have this size only.
+    patch_size: int or (height, width) that patches are resized to, as by timm;
+      those of models/flexi.py then have this size only.
     in_chans: number of image channels.
     head: 'reset': a new head of zeros with as many classes.
   """
@@ -110,8 +107,9 @@ def fit(
   shape = (*size, in_chans or old_shape[2])
   classes = model.num_classes if num_classes is None else num_classes
   changes: dict[str, Any] = {'num_classes': classes or None}
+  patch_resize: Any = None
   if patch_size is not None:
-    model, patch_resize = flexi.fixed(model, patch_resize)
+    model, patch_resize = flexi.fixed(model, 'bicubic_antialias')
     changes['embedding.patch_size'] = patch_size
   if head == 'reset' or classes != model.num_classes or not classes:
     head = 'reset'
@@ -122,7 +120,6 @@ def fit(
     path='',
     head=head,
     head_rule=surgery.HEAD if classes else 'head/.*',
-    posemb_resize=posemb_resize,
     patch_resize=patch_resize,
     adapt_channels=True,
   )

@@ -16,7 +16,6 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.models import resample
-from vit_jax.models.pooling import Pooling
 from vit_jax.models.posemb import PositionEmbedding
 from vit_jax.models.resample import Method
 from vit_jax.types import (
@@ -55,8 +54,6 @@ class InitFrom:
     posemb_resize, patch_resize, adapt_channels: see
       `resample.resize_parameter`. None: positions as the model's `posemb` says,
       'paper' unless the family of the weights has another method.
-    pooling: another pooling of the model of the weights, such as Mean(), where
-      a run uses that model; the weights say which tokens there are.
   """
 
   path: PathLike
@@ -71,12 +68,11 @@ class InitFrom:
   posemb_resize: Method | None = None
   patch_resize: Method | None = None
   adapt_channels: bool = False
-  pooling: Pooling | None = None
 
 
 def read(init_from: InitFrom, *, values: bool = True) -> Weights:
   """Return the Weights that an InitFrom names; see `formats.read`."""
-  weights = formats.read(
+  return formats.read(
     init_from.path,
     step=init_from.step,
     ema=init_from.ema,
@@ -87,18 +83,6 @@ def read(init_from: InitFrom, *, values: bool = True) -> Weights:
     new_head=init_from.head != 'keep',
     **(init_from.options or {}),
   )
-  if init_from.pooling is None:
-    return weights
-  model = bundle.replace(weights.model, pooling=init_from.pooling)
-  old = weights.model.pooling
-  for name in ('class_token', 'num_registers'):
-    model = bundle.replace(model, **{f'pooling.{name}': getattr(old, name)})
-  if model.pooling.class_token > old.class_token:
-    raise UserError(
-      f'init_from.pooling={init_from.pooling}: the weights have no class token.'
-      ' Use vit_jax.models.pooling.Mean, the mean over patches.'
-    )
-  return dataclasses.replace(weights, model=model)
 
 
 def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
