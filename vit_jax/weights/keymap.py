@@ -18,6 +18,7 @@ written with the first one, or with those of another file (`having`).
 """
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -34,36 +35,55 @@ def _same(array):
   return array
 
 
+def _rows(array):
+  return array.reshape(-1, array.shape[-1])
+
+
+def _with_batch(array):
+  return array.reshape(1, -1, array.shape[-1])
+
+
 def _4d(kernel):
   return kernel.reshape((1,) * (4 - kernel.ndim) + kernel.shape)
+
+
+def _side(kernel):
+  """Return the side of square patches of RGB, from [out, numbers]."""
+  return math.isqrt(kernel.shape[1] // 3)
 
 
 # Kind: array in the file -> our array (whose axes may still be merged), our
 # array -> array in the file; of several, see _AXES.
 KINDS: dict[str, tuple[Any, Any]] = {
   'same': (_same, _same),
-  'token': (lambda x: x.reshape(1, -1, x.shape[-1]), np.ravel),  # [D]
-  'tokens': (  # [n, D], of which the class token is the first
-    lambda x: x.reshape(1, -1, x.shape[-1]),
-    lambda x: x.reshape(-1, x.shape[-1]),
-  ),
+  'token': (_with_batch, np.ravel),  # [D]
+  'tokens': (_with_batch, _rows),  # [n, D], the class token is the first
   # Positions [1, rows, D] or [rows, D] of tokens and patches together;
   # `architecture.read` finds the number of tokens.
-  'table': (_same, lambda x: x.reshape(1, -1, x.shape[-1])),
-  'rows': (_same, lambda x: x.reshape(-1, x.shape[-1])),
-  'relative': (_same, lambda x: x.reshape(-1, x.shape[-1])),  # BEiT's [., h]
+  'table': (_same, _with_batch),
+  'rows': (_same, _rows),
+  'relative': (_same, _rows),  # BEiT's [., h]
   'layers1': (_same, _same),  # [., L, ...]
   'flat': (_same, np.ravel),
   # [out, in]. Our kernel may have several axes of outputs, [D, heads, head_dim]
   'linear': (np.transpose, lambda x: x.reshape(len(x), -1).T),
   # ... or of inputs, [heads, head_dim, D].
-  'merged': (np.transpose, lambda x: x.reshape(-1, x.shape[-1]).T),
+  'merged': (np.transpose, lambda x: _rows(x).T),
   # [out, in, height, width]; also of a dense layer that is a 1x1 convolution.
   'conv': (
     lambda x: x.transpose(2, 3, 1, 0) if x.ndim == 4 else x,
     lambda x: _4d(x).transpose(3, 2, 0, 1),
   ),
   '1x1': (_same, _4d),
+  # Square patches of RGB, [out, side * side * 3] or [out, 3 * side * side].
+  'hwc': (
+    lambda x: x.T.reshape(_side(x), _side(x), 3, -1),
+    lambda x: _rows(x).T,
+  ),
+  'chw': (
+    lambda x: x.T.reshape(3, _side(x), _side(x), -1).transpose(1, 2, 0, 3),
+    lambda x: _rows(x.transpose(2, 0, 1, 3)).T,
+  ),
 }
 _AXES = {'table': 1, 'layers1': 1}  # along which parts are joined, else 0
 _CUTS = {'relative': -3, 'tokens': 1}  # where parts differ in size

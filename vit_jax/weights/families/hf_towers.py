@@ -71,6 +71,10 @@ _SIGLIP = KeyMap(
   *norm('head.layernorm', 'map_head/norm'),
   *linear('head.mlp.fc{n}', 'map_head/mlp/fc{n}'),
 )
+_SIGLIP2 = KeyMap(
+  Key('embeddings.patch_embedding.weight', 'embedding/kernel', 'hwc'),
+  *_SIGLIP.keys,
+)
 _AIMV2 = KeyMap(
   Key(_POSITIONS, 'pos_embedding', 'rows'),
   *conv('embeddings.patch_embed', 'embedding'),
@@ -104,7 +108,7 @@ _RADIO = KeyMap(
   Key('row', 'cls_pos_embedding'),  # is never written
   Key('patch_generator.cls_token.token', 'cls|registers', 'tokens'),
   Key('patch_generator.pos_embed', 'pos_embedding', 'table'),
-  Key('patch_generator.embedder.weight', 'embedding/kernel', 'conv'),
+  Key('patch_generator.embedder.weight', 'embedding/kernel', 'chw'),
   Key('blocks.{i}.layer_scale{n}.lambda1', 'block_{i}/ls{n}'),
   *timm_vit.ROWS,
   Key('blocks.{i}.ls{n}.grandma', 'block_{i}/ls{n}'),
@@ -142,12 +146,10 @@ def _write_dinov2(weights):
 def _write_radio(weights):
   names, inner = ('radio', 'RadioModel'), 'radio_model.model.'
   arrays, config = _sized(weights, names, _RADIO, (), float, inner)
-  name = f'{inner}patch_generator.embedder.weight'
-  kernel, count = arrays[name], weights.model.pooling.num_registers
+  count = weights.model.pooling.num_registers
   size, row = config['image_size'], arrays.pop(f'{inner}row', np.ones(1))
   if list in (type(size), type(config['patch_size'])) or count < 2 or row.any():
     raise UserError("transformers' C-RADIO has other tokens and is square.")
-  arrays[name] = kernel.reshape(len(kernel), -1)
   arrays['radio_model.summary_idxs'] = np.arange(2)
   *_, mean, std = image_configs.describe(dataclasses.replace(weights, notes=[]))
   for name, value in {'norm_mean': mean, 'norm_std': std}.items():
@@ -201,8 +203,7 @@ def _write_tower(keys, name, weights):
 
 
 def _write_siglip2(weights):
-  arrays, config = _write_tower(_SIGLIP, 'Siglip2', weights)
-  timm_vit.fold(arrays, 'vision_model.embeddings.patch_embedding.weight')
+  arrays, config = _write_tower(_SIGLIP2, 'Siglip2', weights)
   del config['image_size']
   count = len(arrays['vision_model.embeddings.position_embedding.weight'])
   return arrays, config | {'num_patches': count}
@@ -285,9 +286,7 @@ FAMILIES = (
   dataclasses.replace(
     _SIGLIP_FAMILY,
     pattern='siglip2(_vision_model)?',
-    prepare=partial(
-      timm_vit.unfold, 'embeddings.patch_embedding.weight', (2, 3, 1)
-    ),
+    keys=_SIGLIP2,
     posemb_resize='bilinear_antialias',
     keeps_aspect=True,
     write=_write_siglip2,
@@ -310,9 +309,6 @@ FAMILIES = (
     args={'use_swiglu_ffn': (False,)},
     prefix=r'radio_model\.(model\.)?',
     unused=r'(radio_model\.)?(input_cond|summary_idxs).*|.*video_embedder.*',
-    prepare=partial(
-      timm_vit.unfold, 'patch_generator.embedder.weight', (1, 2, 3)
-    ),
     rows=((),),
     posemb_resize='bilinear_square',
     images=image_configs.OPENAI,

@@ -8,8 +8,8 @@ has an architecture that implies them.
 """
 
 import dataclasses
-import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,18 @@ from vit_jax.zoo import names
 _POSITIONS = (
   'cls_pos_embedding|dist_pos_embedding|registers_pos_embedding|pos_embedding'
 )
+_NAFLEX = (
+  Key('embeds.pos_embed', 'pos_embedding'),
+  Key('embeds.proj.weight', 'embedding/kernel', 'hwc'),
+  Key('embeds.proj.bias', 'embedding/bias'),
+)
 ROWS = (
   Key('cls_token', 'cls'),
   Key('dist_token', 'dist'),
   Key('reg_token', 'registers'),
   Key('pos_embed', _POSITIONS, 'table'),
-  Key('embeds.pos_embed', 'pos_embedding', 'table'),
   *conv('patch_embed.proj', 'embedding'),
-  *conv('embeds.proj', 'embedding'),
+  *_NAFLEX,
   *norm('norm_pre', 'embedding_norm'),
   *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
   *linear('blocks.{i}.attn.qkv', 'block_{i}/attn/query|key|value'),
@@ -150,8 +154,10 @@ def sizes(weights: Weights) -> dict[str, Any]:
   }
 
 
-def write(weights: Weights) -> tuple[FlatParams, Any]:
-  """Return (arrays, (architecture, model_args)) for timm.create_model."""
+def write(
+  weights: Weights, first: Sequence[Key] = ()
+) -> tuple[FlatParams, Any]:
+  """Return (arrays, (architecture, model_args)); rows of `first` come first."""
   model, params = weights.model, dict(weights.params)
   pooling, block = model.pooling, model.block
   nearest = min(_ARCHITECTURES, key=lambda x: abs(math.log(x / model.width)))
@@ -207,35 +213,16 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
     params.setdefault('head/bias', np.zeros(model.num_classes, np.float32))
   if model.embedding.norm != 'tokens':
     params.setdefault('embedding/bias', np.zeros(model.width, np.float32))
-  return keys.to_theirs(params), (architecture, args)
-
-
-def unfold(
-  name: str, axes: tuple[int, ...], arrays: Any, config: Config
-) -> dict[str, Any]:
-  """Return arrays with a convolution for rows of square patches, flattened."""
-  shape = [3, *2 * [math.isqrt(arrays[name].shape[1] // 3)]]
-  kernel = arrays[name].reshape(-1, *(shape[i - 1] for i in axes))
-  return {**arrays, name: np.moveaxis(kernel, (1, 2, 3), axes)}
-
-
-def fold(arrays: dict[str, Any], name: str) -> None:
-  """Flatten a convolution to rows of [height, width, RGB]."""
-  kernel = arrays[name].transpose(0, 2, 3, 1)
-  arrays[name] = kernel.reshape(len(kernel), -1)
+  return KeyMap(*first, *keys.keys).to_theirs(params), (architecture, args)
 
 
 def _write_naflex(weights):
-  arrays, (architecture, args) = write(weights)
+  arrays, (architecture, args) = write(weights, _NAFLEX)
   tokens = args['class_token'] or args['reg_tokens']
   if tokens or architecture not in _ARCHITECTURES.values():
     raise UserError("timm's NaFlexVit has other norms, MLPs or tokens.")
-  grid, table = weights.model.posemb.stored, arrays.pop('pos_embed')
-  arrays['embeds.pos_embed'] = table.reshape(1, *grid, -1)
-  for end in ('weight', 'bias'):
-    arrays[f'embeds.proj.{end}'] = arrays.pop(f'patch_embed.proj.{end}')
-  fold(arrays, 'embeds.proj.weight')
-  args = {'act_layer': 'gelu', 'pos_embed_grid_size': [*grid]} | args
+  grid = list(weights.model.posemb.stored)
+  args = {'act_layer': 'gelu', 'pos_embed_grid_size': grid} | args
   del args['no_embed_class']
   return arrays, ('naflexvit_base_patch16_siglip', args)
 
@@ -268,7 +255,6 @@ FAMILIES = (
     r'naflexvit_[a-z0-9]+_patch\d+_siglip',
     {'block.mlp': _TANH},
     anchor=r'embeds\.proj\.weight',
-    prepare=functools.partial(unfold, 'embeds.proj.weight', (2, 3, 1)),
     posemb_resize='bilinear_antialias',
     keeps_aspect=True,
     write=_write_naflex,

@@ -38,8 +38,6 @@ def _configure(config, arrays):
   args = config if name else {}  # or of an LLM
   rope = {'rope_theta': args.get('rope_temperature', 10_000.0)}
   heads = own.get('num_attention_heads', (config | own).get('num_heads'))
-  if name and heads is None:
-    heads = 12 if '_88m' in name else 16
   learned = Learned() if {'pos_embed', 'pos_embed.weight'} & {*arrays} else None
   theta = (own.get('rope_parameters') or rope)['rope_theta']
   is_normed = name and '_enc' not in name and config.get('final_norm', True)
