@@ -7,6 +7,7 @@ defaults are applied last.
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,16 +52,10 @@ def read(
   grid: tuple[int, int] | None = None,
   **given: Any,
 ) -> Weights:
-  """Return the Weights in a file of a family.
+  """Return the Weights of all arrays in a file of a family.
 
-  Args:
-    arrays: {name: array}, everything in the file.
-    config: {name: value}, flat; empty if there is no config.
-    name: name of the model in the config.
-    new_head: whether a head of an unknown name is left out.
-    image_size, use_size: int or (H, W) that the file says, and of later use.
-    grid: (rows, columns) of patches that are not a square.
-    **given: fields from the user, which come first.
+  `config` is flat, and empty if there is none; `name` is that of the model in
+  it. Other options are those of `formats.read`.
   """
   arrays, unused = _used(family, arrays, config, name, new_head)
   known = {**family.fields, **family.configure(config, arrays)}
@@ -100,13 +95,9 @@ def read(
 
 def _used(family, arrays, config, name, new_head):
   """Return arrays as the key map knows them, and the names of others."""
-  wrong = [
-    f'{arg}={config[arg]!r}'
-    for arg, values in family.args.items()
-    if arg in config and config[arg] not in values
-  ]
-  if wrong:
-    raise UserError(f'{name} needs {", ".join(wrong)}, which is not supported.')
+  for arg, values in family.args.items():
+    if (value := config.get(arg, values[0])) not in values:
+      raise UserError(f'{name} needs {arg}={value!r}, which is not supported.')
   unused = {k for k in arrays if re.fullmatch(family.unused, k)}
   used = {k: family.bare(k) for k in arrays if k not in unused}
   arrays = family.prepare(renamed(arrays, used), config)
@@ -190,11 +181,10 @@ def _facts(params):
   shape = {path: array.shape for path, array in params.items()}
   head = params.get('head/kernel', params.get('head/cls/kernel'))
   facts = {'num_classes': None if head is None else head.shape[-1]}
-  depth = 1 + _last(r'block_(\d+)/.*', params)
-  stages = tuple(
-    _last(rf'resnet/stage{s}/unit(\d+)/.*', params)
-    for s in range(1, 1 + max(0, _last(r'resnet/stage(\d+)/.*', params)))
-  )
+  parts = {tuple(path.split('/')[:3]) for path in params}
+  depth = len({name for name, *_ in parts if name.startswith('block_')})
+  units = Counter(x[1] for x in parts if x[1:] and x[1].startswith('stage'))
+  stages = tuple(units[stage] for stage in sorted(units))
   if not depth:
     return ResNet, facts | {
       'stages': stages,
@@ -252,12 +242,6 @@ def _facts(params):
   if _ROOT in params:
     facts['embedding'] = Hybrid(embedding.patch_size, stages=stages)
   return VisionTransformer, facts
-
-
-def _last(pattern, params):
-  """Return the largest number in the paths that match a pattern, or -1."""
-  matches = (re.fullmatch(pattern, path) for path in params)
-  return max((int(found[1]) for found in matches if found), default=-1)
 
 
 def grid_of(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models.resample import Method
+from vit_jax.models.resample import PIXEL_KERNELS, Method
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle
@@ -19,7 +19,6 @@ from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import KeyMap
 
 Config = Mapping[str, Any]
-_STEM = 'embedding/kernel', 'resnet/root/conv/kernel'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +81,6 @@ class Family:
 
 def recognise(families: Sequence[Family], names: Iterable[str]) -> bool:
   """Return whether any family has arrays of these names."""
-  names = list(names)
   return any(family.recognises(names) for family in families)
 
 
@@ -90,7 +88,7 @@ def prefixes(families: Sequence[Family], names: Sequence[str]) -> set[str]:
   """Return what stands before the names of each model in a file."""
   found: set[str] = set()
   for family in families:
-    stems = [x.theirs for x in family.keys.keys if x.ours in _STEM]
+    stems = [x.theirs for x in family.keys.keys if x.ours in PIXEL_KERNELS]
     end = re.compile(f'(?<![^./])({family.prefix})?({"|".join(stems)})$')
     for start in {end.sub('', x) for x in names if x.endswith((*stems,))}:
       own = [x.removeprefix(start) for x in names if x.startswith(start)]

@@ -294,14 +294,9 @@ def _fitting(params, weights):
 
 
 def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
-  """Write weights; return the paths of the files.
+  """Write a file (vit_jax, npz) or a folder (timm, hf); return the paths.
 
-  Args:
-    path: path of the file (vit_jax, npz) or the folder (timm, hf).
-    format: one of FORMATS.
-
-  Raises:
-    ValueError: readers of the format would not compute the same.
+  If readers of the format would not compute the same, raises UserError.
   """
   if format not in FORMATS:
     raise UserError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
