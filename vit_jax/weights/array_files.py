@@ -68,8 +68,9 @@ def _read(path, values, used=None):
     if head[8:9] == b'{':
       return dict(_safetensors(path, values, used))
     if head[:1] == b'\x08':  # the version, first in the protobuf
-      found = onnx_files.read(path, values)
-      return {name: float32(array) for name, array in found.items()}
+      found = onnx_files.read(path)
+      how = float32 if values else lambda array: _blank(array.shape)
+      return {name: how(array) for name, array in found.items()}
     raise UserError(
       _PICKLE
       if head[:1] == b'\x80'

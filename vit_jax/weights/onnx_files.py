@@ -24,26 +24,20 @@ _FOLDED = {  # first convolution: names of positions, class token, registers
 }
 
 
-def read(path: pathlib.Path, values: bool) -> dict[str, np.ndarray]:
+def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Return {name: array}, as `array_files.read` does."""
   try:
     import onnx
   except ImportError:
     raise UserError("ONNX needs pip install -e '.[dinov2]'") from None
-  graph = onnx.load(path, load_external_data=False).graph
-  tensors = {x.name: x for x in graph.initializer}
+  graph, array = onnx.load(path).graph, onnx.numpy_helper.to_array
+  tensors = {x.name: array(x) for x in graph.initializer}
   for node in graph.node:
     if node.op_type == 'Constant' and node.attribute[0].HasField('t'):
-      tensors[node.output[0]] = node.attribute[0].t
+      tensors[node.output[0]] = array(node.attribute[0].t)
     elif node.op_type == 'Identity' and node.input[0] in tensors:
       tensors[node.output[0]] = tensors[node.input[0]]
-
-  def array(name):
-    if values:
-      return onnx.numpy_helper.to_array(tensors[name], f'{path.parent}')
-    return np.broadcast_to(np.float32(0), tuple(tensors[name].dims))
-
-  arrays = _named(graph.node, tensors, array)
+  arrays = _named(graph.node, tensors)
   kinds = {x.op_type for x in graph.node}
   kinds = [x for x in kinds if re.search('^Q[A-Z]|[Qq]uant|Integer|NBits', x)]
   if kinds or '.weight' in arrays or not arrays:
@@ -58,21 +52,21 @@ def read(path: pathlib.Path, values: bool) -> dict[str, np.ndarray]:
   return arrays
 
 
-def _named(nodes, tensors, array):
+def _named(nodes, tensors):
   """Return {name: array} of what has a name or is used by a known node."""
-  used = [x for x, tensor in tensors.items() if 0 not in tensor.dims]
-  arrays = {x: array(x) for x in used if re.fullmatch(_NAME, x)}
+  used = {k: x for k, x in tensors.items() if x.size}
+  arrays = {k: x for k, x in used.items() if re.fullmatch(_NAME, k)}
   parts, tokens, table = {}, [], []
   named, products, patches = {*arrays}, set(), set()
   for node in nodes:
     kind, module = node.op_type, _module(node)
     is_data = kind != 'Shape' and not patches.isdisjoint(node.input)
     for i, name in enumerate(node.input):
-      rank = len(tensors[name].dims) if name in tensors else 0
+      rank = np.ndim(array := tensors.get(name, 0))
       known = name in named
       if kind in ('MatMul', 'Gemm') and rank == 2 and not known:
         is_kept = any(x.name == 'transB' and x.i for x in node.attribute)
-        matrix = array(name) if is_kept else array(name).T
+        matrix = array if is_kept else array.T
         parts.setdefault(f'{module}.weight', []).append(matrix)
         products.add(node.output[0])
       elif rank == 1 and (known or not products.isdisjoint(node.input)):
@@ -80,11 +74,11 @@ def _named(nodes, tensors, array):
         norm = 'weight' if i == 1 else 'bias'
         part = {'Add': 'bias', 'Mul': scale, 'LayerNormalization': norm}
         if kind in part and name.rpartition('.')[0] != module:
-          parts.setdefault(f'{module}.{part[kind]}', []).append(array(name))
+          parts.setdefault(f'{module}.{part[kind]}', []).append(array)
       elif kind in ('Concat', 'Reshape', 'Add') and rank == 3 and not known:
-        (tokens if kind == 'Concat' and is_data else table).append(array(name))
+        (tokens if kind == 'Concat' and is_data else table).append(array)
       elif kind == 'Resize' and rank == 4:  # [1, D, gh, gw]
-        rows = np.moveaxis(array(name), 1, -1)
+        rows = np.moveaxis(array, 1, -1)
         table.append(rows.reshape(1, -1, rows.shape[-1]))
     if is_data or kind == 'Conv':
       patches |= {*node.output}
