@@ -52,6 +52,9 @@ def load(
 ) -> tuple[Model, Params]:
   """Return the model and the parameters of a weights file or a workdir.
 
+  The model takes the output of `formats.read(path).preprocess` and returns
+  float32 logits [B, K]. The parameters are on the default device.
+
   The GELU is 'tanh' for .npz and 'exact' for timm unless config.json says
   otherwise; images of a model without a position table have 224 x 224 pixels.
 
@@ -64,10 +67,6 @@ def load(
       `formats.read` (step, ema, trust, grid, prefix); and fields of the model,
       for what the file does not contain (num_heads, 'block.mlp', ...) or how to
       run it (dtype, scan, ...), as in `bundle.replace`.
-
-  Returns:
-    (model, params), on the default device. The model takes the output of
-    `formats.read(path).preprocess` and returns float32 logits [B, K].
   """
   names = options.keys() & inspect.signature(fit).parameters.keys()
   use = {name: options.pop(name) for name in names}
@@ -177,9 +176,8 @@ def from_weights(
   if isinstance(pooling, NoPooling):
     new = ClassToken if pooling.class_token else Mean
     changes['pooling'] = new(num_registers=pooling.num_registers)
-  known = {field.name for field in dataclasses.fields(model)}
   changes = {
-    name: x for name, x in changes.items() if name.partition('.')[0] in known
+    k: x for k, x in changes.items() if hasattr(model, k.partition('.')[0])
   }
   return bundle.replace(bundle.replace(model, **changes), **fields)
 

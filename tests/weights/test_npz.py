@@ -12,7 +12,7 @@ from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
-from vit_jax.weights import npz
+from vit_jax.weights import family, npz
 
 TABLE = 'Transformer/posembed_input/pos_embedding'
 KINDS = {  # of the paper's code
@@ -269,10 +269,10 @@ def test_images_are_evaluated_as_the_code_of_the_weights_does(
 def test_files_are_recognised():
   for shapes in (*KINDS.values(), *BIG_VISION.values()):
     for prefix in ('', 'opt/target/', 'params/', 'params/img/'):
-      assert npz.recognise({prefix + name for name in shapes})
+      assert family.recognise(npz.FAMILIES, {prefix + name for name in shapes})
   ours = {'embedding/kernel', 'block_0/norm1/scale', 'head/kernel'}
   for names in ({'blocks.0.norm1.weight'}, {'x'}, set(), ours):
-    assert not npz.recognise(names)
+    assert not family.recognise(npz.FAMILIES, names)
 
 
 @pytest.mark.parametrize('kind', ['rep', 'hybrid', 'mixer', 'bit'])

@@ -9,7 +9,7 @@ import difflib
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import jax
@@ -84,6 +84,12 @@ class Weights:
       size = self.model.embedding.image_size(grid)
       self.image_shape = (*size, self.image_shape[2])
 
+  @property
+  def grid(self) -> Any:
+    """(rows, columns) of patches (hybrids: cells), or None without any."""
+    embedding = getattr(self.model, 'embedding', None)
+    return embedding and embedding.grid(self.image_shape)
+
 
 def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
   """Return {path: ShapeDtypeStruct} of a model's parameters, layers unrolled.
@@ -119,10 +125,7 @@ def replace(model: Any, **fields: Any) -> Any:
   of its parts, 'pooling.norm' and 'block.mlp.form'; a dict has several fields
   of one part. None and False are ignored where a part lacks the field.
   """
-  flat: dict[str, Any] = {}
-  for name, value in fields.items():
-    is_dict = isinstance(getattr(model, name, None), Mapping)
-    flat |= {name: value} if is_dict else dict(config.walk(value, name))
+  flat = {path: value for path, value in config.walk(fields) if path}
   changes: dict[str, Any] = {}
   for path in sorted(flat, key=lambda path: path.count('.')):
     name, _, rest = path.partition('.')
@@ -200,7 +203,7 @@ def with_table(weights: Weights) -> Weights:
   The class token has a position, too.
   """
   model, params = weights.model, dict(weights.params)
-  grid = model.embedding.grid(weights.image_shape)
+  grid = weights.grid
   table = np.zeros((*grid, model.width), np.float32)
   if model.posemb is not None:
     table = model.posemb.table(params, grid, model.width)
@@ -226,12 +229,11 @@ def keep_aspect(weights: Weights, max_patches: int | None = None) -> Weights:
   `max_patches` is by default the number of patches of images so far.
   """
   model, how = weights.model, antialiased(weights.transforms)
-  grid, patch = model.embedding.grid(weights.image_shape), model.embedding
   if type(model.posemb) is posemb.Learned:
-    table = FlexiPositions(prefix=model.posemb.prefix, stored=grid)
+    table = FlexiPositions(prefix=model.posemb.prefix, stored=weights.grid)
     model = model.clone(posemb=table)
-  count = max_patches or math.prod(grid)
-  keep = KeepAspect(patch.patch_size, count, interpolation=how)
+  count = max_patches or math.prod(weights.grid)
+  keep = KeepAspect(model.embedding.patch_size, count, interpolation=how)
   return dataclasses.replace(weights, model=model, transforms=(keep,))
 
 

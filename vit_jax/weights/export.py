@@ -30,17 +30,12 @@ def stablehlo(
   platforms: Sequence[str] = PLATFORMS,
   batch_size: int | None = None,
 ) -> tuple[bytes, dict[str, Any]]:
-  """Export a model with its parameters and preprocessing as one function.
+  """Return (bytes of a file, a dict that describes how to use it).
 
-  Args:
-    platforms: those of PLATFORMS that the function can run on.
-    batch_size: B, for runtimes that need to know it; None: any.
-
-  Returns:
-    (bytes of the file, a dict that describes how to use it). The function
-    takes uint8 images [B, H, W, C], after the transforms, and returns float32
-    logits [B, K], or features if the model has no head. 'activation' in the
-    dict converts logits to probabilities; 'identity': they are the numbers.
+  The function in it takes uint8 images [B, H, W, C], after the transforms, and
+  returns float32 logits [B, K], or features if the model has no head.
+  'activation' in the dict converts logits to probabilities; 'identity': they
+  are the numbers. `batch_size` is B, for runtimes that need it; None: any.
   """
   size = sum(x.nbytes for x in weights.params.values())
   if size > _LIMIT:

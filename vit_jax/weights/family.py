@@ -54,16 +54,12 @@ class Family:
   anchor: str
   keys: KeyMap
   fields: Config = dataclasses.field(default_factory=dict)
-  configure: Callable[[Config, FlatParams], dict[str, Any]] = (
-    lambda config, arrays: {}
-  )
+  configure: Callable[..., dict[str, Any]] = lambda config, arrays: {}
   heads: Mapping[int, int] = dataclasses.field(default_factory=dict)
   args: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
   prefix: str = ''
   unused: str = '(?!)'  # matches nothing
-  prepare: Callable[[dict[str, Any], Config], dict[str, Any]] = (
-    lambda arrays, config: arrays
-  )
+  prepare: Callable[..., dict[str, Any]] = lambda arrays, config: arrays
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
   posemb_resize: Method = 'paper'
   images: Config = dataclasses.field(default_factory=dict)
@@ -161,25 +157,12 @@ def check(
 ) -> None:
   """Raise UserError unless what was written is read as the same model."""
   model = weights.model
-  zero = np.float32(0)
-  blanks = {k: np.broadcast_to(zero, x.shape) for k, x in arrays.items()}
-  read = again(reread, weights, blanks, texts.get('config.json')).model
+  blanks = {k: np.zeros(x.shape, np.float32) for k, x in arrays.items()}
+  config, size = texts.get('config.json'), weights.image_shape[:2]
+  read = reread(blanks, config, image_size=size, grid=weights.grid).model
   posemb = getattr(model, 'posemb', None)
   if hasattr(model, 'posemb') and not (posemb and posemb.in_layers):
     read = read.clone(posemb=posemb)  # written as a table, whatever it is
   differ = bundle.differences(model, read)
   if found := {k: x for k, x in differ.items() if k not in ignored}:
     raise UserError(f'It would be read with others than {found}.')
-
-
-def again(
-  read: Callable[..., Weights],
-  weights: Weights,
-  arrays: FlatParams,
-  config: Config | None = None,
-) -> Weights:
-  """Return Weights of arrays as others write them, whose grid is known."""
-  shape = weights.image_shape
-  embedding = getattr(weights.model, 'embedding', None)
-  grid = embedding and embedding.grid(shape)
-  return read(arrays, config, image_size=shape[:2], grid=grid)

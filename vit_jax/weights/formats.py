@@ -50,7 +50,6 @@ _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json', '.onnx')
 # What model.json and NAME.json have: objects, and plain values.
 _OBJECTS = ('model', 'preprocess', 'transforms', 'targets')
 _USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation')
-_WEB = ('http://', 'https://')
 _PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
 # Parts that PyTorch's wrappers put into names, and DINOv2's chunks of layers.
 _WRAPPER = r'(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
@@ -146,7 +145,7 @@ def _locate(path, step, keep=lambda names: {}):
     path = array_files.from_hub(path, keep)
   elif path.startswith('package:'):
     path = array_files.from_package(path)
-  if path.startswith(_WEB) or path.endswith(_ENDINGS):
+  if path.startswith(('http://', 'https://')) or path.endswith(_ENDINGS):
     return None, path  # no folder has to be listed, which needs more packages
   folder, known = epath.Path(path), []
   if folder.is_file():
@@ -177,18 +176,19 @@ def _read_file(source, trust, options, values, keep, notes):
   keep = None if is_described else keep
   local = array_files.fetch(source, keep=keep)
   arrays = array_files.read(local, values=values, keep=keep)
+  is_npz = family.recognise(npz.FAMILIES, arrays)
   if is_described:
     weights = _described(content, trust, options)
-    if npz.recognise(arrays):
-      arrays = family.again(npz.read, weights, arrays).params
+    if is_npz:
+      size = weights.image_shape[:2]
+      arrays = npz.read(arrays, image_size=size, grid=weights.grid).params
     weights.params = _fitting(arrays, weights)
     return weights
   options.pop('prefix', None)
-  is_npz = npz.recognise(arrays)
   config = None if is_npz else _sibling(source, 'config.json')
   first = {'hf': huggingface} if 'model_type' in (config or {}) else {}
   for name, reader in (first | _READERS).items():
-    if reader.recognise(arrays):
+    if family.recognise(reader.FAMILIES, arrays):
       settings = config
       if name == 'original':
         settings = _sibling(source, 'open_clip_config.json')

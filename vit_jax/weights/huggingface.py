@@ -7,7 +7,6 @@ the second is written.
 """
 
 import dataclasses
-import functools
 import re
 from typing import Any
 
@@ -26,7 +25,6 @@ _PROBLEMS: dict[str, tuple[Any, Targets]] = {
   'regression': ('identity', Numbers()),
 }
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow
-recognise = functools.partial(family.recognise, FAMILIES)
 
 
 def read(

@@ -29,6 +29,10 @@ from vit_jax import tree
 from vit_jax.types import FlatParams, UserError
 
 HEAD = r'((\w+_)?heads?|classifier|fc|linear)\..*'  # under any name
+# Our paths of one table for all tokens that a model has.
+TABLE = (
+  'cls_pos_embedding|dist_pos_embedding|registers_pos_embedding|pos_embedding'
+)
 
 
 def _same(array):
@@ -145,7 +149,7 @@ class KeyMap:
     names = list(names)
 
     def is_other(key):
-      return all(_match(key.theirs, name) is None for name in names)
+      return not any(map(_pattern(key.theirs)[0].fullmatch, names))
 
     return KeyMap(*sorted(self.keys, key=is_other))
 
@@ -207,8 +211,7 @@ class KeyMap:
     positions apart, and `shapes` {path: has a shape} of the model. Otherwise
     UserError lists missing, unexpected and other arrays.
     """
-    blank = np.int8(0)
-    blanks = {p: np.broadcast_to(blank, x.shape) for p, x in shapes.items()}
+    blanks = {p: np.zeros(x.shape, np.int8) for p, x in shapes.items()}
     placed = {p: x for p, x in params.items() if p.endswith('pos_embedding')}
     found = {**arrays, **self.to_theirs(placed)}
     lines = tree.diff(found, self.to_theirs(blanks)).splitlines()
@@ -227,7 +230,12 @@ class KeyMap:
 def _find(rows, name):
   """Return (key, values, i) of the first (key, i, template) that fits."""
   for key, i, template in rows:
-    if (values := _match(template, name)) is not None:
+    pattern, names = _pattern(template)
+    if found := pattern.fullmatch(name):
+      values = dict(zip(names, found.groups()))
+      for x in [x for x in names if x[0] in 'isu']:
+        number = int(values[x]) - x.endswith('+1')
+        values |= {x[0]: number, f'{x[0]}+1': number + 1}
       return key, values, i
   return None, {}, 0
 
@@ -240,17 +248,3 @@ def _pattern(template):
   groups = ['([0-9]+)' if n[0] in 'isu' else '([^/.]+)' for n in names]
   text = ''.join(re.escape(t) + g for t, g in zip(parts[::2], groups))
   return re.compile(text + re.escape(end)), names
-
-
-@functools.lru_cache(2**16)
-def _match(template, name):
-  """Return {placeholder: text} if the name fits the template, else None."""
-  pattern, names = _pattern(template)
-  if not (found := pattern.fullmatch(name)):
-    return None
-  values = dict(zip(names, found.groups()))
-  for key in names:
-    if key[0] in 'isu':
-      number = int(values[key]) - key.endswith('+1')
-      values |= {key[0]: number, f'{key[0]}+1': number + 1}
-  return values

@@ -24,7 +24,6 @@ and a head of zeros; AugReg's have a working head and no such layer.
 """
 
 import dataclasses
-import functools
 import re
 from typing import Any
 
@@ -51,8 +50,7 @@ _IN_JSON = 'block.mlp', 'mlp.form'  # NAME.json has them
 
 
 def _mlp(theirs, ours):
-  rows = Key(f'{theirs}/Dense_0/{{p}}', f'{ours}/fc1/{{p}}')
-  return rows, Key(f'{theirs}/Dense_1/{{p}}', f'{ours}/fc2/{{p}}')
+  return Key(f'{theirs}/Dense_{{u}}/{{p}}', f'{ours}/fc{{u+1}}/{{p}}')
 
 
 def _layer(attention, norm, mlp):
@@ -65,7 +63,7 @@ def _layer(attention, norm, mlp):
       for n in ('query', 'key', 'value', 'out')  # and no norms
     ),
     Key(f'{layer}/LayerNorm_{norm}/{{p}}', 'block_{i}/norm2/{p}'),
-    *_mlp(f'{layer}/MlpBlock_{mlp}', 'block_{i}/mlp'),
+    _mlp(f'{layer}/MlpBlock_{mlp}', 'block_{i}/mlp'),
   ]
 
 
@@ -94,13 +92,12 @@ _WITH_MAP = KeyMap(  # only read: published files have it with later names
   Key('MAPHead_0/probe', 'map_head/probe'),
   Key(f'{_MAP}/{{n}}/{{p}}', 'map_head/attn/{n}/{p}'),
   Key('MAPHead_0/LayerNorm_0/{p}', 'map_head/norm/{p}'),
-  *_mlp('MAPHead_0/MlpBlock_0', 'map_head/mlp'),
+  _mlp('MAPHead_0/MlpBlock_0', 'map_head/mlp'),
 )
 _MIXER = KeyMap(
   Key('stem/{p}', 'embedding/{p}'),
-  Key('MixerBlock_{i}/LayerNorm_0/{p}', 'block_{i}/norm1/{p}'),
-  Key('MixerBlock_{i}/LayerNorm_1/{p}', 'block_{i}/norm2/{p}'),
-  *_mlp('MixerBlock_{i}/{n}_mixing', 'block_{i}/{n}_mixing'),
+  Key('MixerBlock_{i}/LayerNorm_{u}/{p}', 'block_{i}/norm{u+1}/{p}'),
+  _mlp('MixerBlock_{i}/{n}_mixing', 'block_{i}/{n}_mixing'),
   Key('pre_head_layer_norm/{p}', 'norm/{p}'),
   Key('head/{p}', 'head/{p}'),
 )
@@ -181,7 +178,6 @@ _BIG_VISION = (
   _family('conv_root/.*', _KEYS),
 )
 FAMILIES = _PAPER + _BIG_VISION  # the first that fits counts
-recognise = functools.partial(family.recognise, FAMILIES)
 
 
 def read(
@@ -206,10 +202,8 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   model = weights.model
   if type(model) not in (VisionTransformer, ResNet, MlpMixer):
     raise UserError(f'It is a {type(model).__name__}.')
-  keys = _KEYS
-  if isinstance(model, MlpMixer):
-    keys = _MIXER
-  elif isinstance(model, ResNet) and model.form == 'preact':
+  keys = _MIXER if isinstance(model, MlpMixer) else _KEYS
+  if getattr(model, 'form', '') == 'preact':
     keys = _BIT
   arrays = {
     re.sub(r'resnet/(.*)/unit(\d)/', r'resnet/\1/unit0\2/', name): array

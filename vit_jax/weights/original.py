@@ -10,7 +10,6 @@ Heads have 64 dimensions in widths up to 1024, and there are 16 in larger ones.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,16 +24,14 @@ from vit_jax.weights.families import timm_vit
 from vit_jax.weights.family import Config, Family
 from vit_jax.weights.keymap import Key, KeyMap, attention, conv, linear, norm
 
-_MLP = 'blocks.{i}.mlp'
 _DINO_KEYS = KeyMap(
   Key('register_tokens', 'registers'),  # of DINOv2
   Key('storage_tokens', 'registers'),  # of DINOv3
   *timm_vit.BIASES,
   *timm_vit.ROWS,
-  *linear(f'{_MLP}.w12', 'block_{i}/mlp/gate|fc1'),
-  *linear(f'{_MLP}.w1', 'block_{i}/mlp/gate'),
-  *linear(f'{_MLP}.w2', 'block_{i}/mlp/fc1'),
-  *linear(f'{_MLP}.w3', 'block_{i}/mlp/fc2'),
+  *timm_vit.W12,
+  *linear('blocks.{i}.mlp.w1', 'block_{i}/mlp/gate'),
+  *linear('blocks.{i}.mlp.w2', 'block_{i}/mlp/fc1'),
 )
 
 
@@ -127,12 +124,6 @@ FAMILIES = (  # the first that fits counts
   _CLIP,
   dataclasses.replace(_CLIP, prefix=_VISUAL, unused=f'(?!{_VISUAL}).*'),
 )
-
-
-def recognise(names: Iterable[str]) -> bool:
-  """Return whether arrays of these names are such a file."""
-  names = set(names)  # timm's EVA has a mask vector, too, and lm_head
-  return 'lm_head.weight' not in names and family.recognise(FAMILIES, names)
 
 
 def read(

@@ -9,7 +9,6 @@ model_args. We also write 'activation', which timm ignores.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 from vit_jax.data.targets import Classes, Numbers
@@ -23,7 +22,6 @@ from vit_jax.weights.family import Config
 # The supported models; the first that fits counts.
 FAMILIES = timm_vlm.FAMILIES + timm_vit.FAMILIES + timm_eva.FAMILIES
 FAMILIES += timm_cnn.FAMILIES
-recognise = functools.partial(family.recognise, FAMILIES)
 
 
 def read(

@@ -100,10 +100,6 @@ _TIPS = KeyMap(
   *linear('blocks.{i}.mlp.c_proj', 'block_{i}/mlp/fc2'),
   *timm_vit.ROWS,
 )
-_W12 = (
-  *linear('blocks.{i}.mlp.w12', 'block_{i}/mlp/gate|fc1'),
-  *linear('blocks.{i}.mlp.w3', 'block_{i}/mlp/fc2'),
-)
 _RADIO = KeyMap(
   Key('row', 'cls_pos_embedding'),  # is never written
   Key('patch_generator.cls_token.token', 'cls|registers', 'tokens'),
@@ -134,7 +130,7 @@ def _write_dinov2(weights):
   count = weights.model.pooling.num_registers
   if getattr(posemb, 'resize_method', '') == 'bilinear_antialias':
     names, mask = ('tipsv2_vision_model', 'Tipsv2VisionModel'), 'mask_token'
-    arrays, config = _sized(weights, names, _TIPS, _W12, float)
+    arrays, config = _sized(weights, names, _TIPS, timm_vit.W12, float)
   else:
     name, kind = ('_with_registers', 'WithRegisters') if count else ('', '')
     names = f'dinov2{name}', f'Dinov2{kind}Model'
@@ -257,7 +253,7 @@ FAMILIES = (
   family(
     'tipsv2(_vision_model)?',
     'register_tokens',
-    KeyMap(*_TIPS.keys, *_W12),
+    KeyMap(*_TIPS.keys, *timm_vit.W12),
     _SCALED,
     prefix=r'vision_encoder\.',
     unused=r'(vision_encoder\.)?mask_token|text_encoder\..*|temperature',

@@ -17,7 +17,7 @@ from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.family import Config, Family
-from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
+from vit_jax.weights.keymap import TABLE, Key, KeyMap, conv, linear, norm
 
 _ACTS: dict[str, Gelu | SwiGlu] = {  # hidden_act: block.mlp
   'gelu': Gelu('exact'),
@@ -49,9 +49,8 @@ OLD = 'attention.attention.{x} attention.output.dense'
 NEW = 'attention.{x[0]}_proj attention.o_proj'
 DENSE = 'intermediate.dense output.dense'
 _NORMS = 'layernorm_before layernorm_after'
-_TOKENS = 'cls_pos_embedding|dist_pos_embedding|registers_pos_embedding'
 PATCHES = (
-  Key('embeddings.position_embeddings', f'{_TOKENS}|pos_embedding', 'table'),
+  Key('embeddings.position_embeddings', TABLE, 'table'),
   *conv('embeddings.patch_embeddings.projection', 'embedding'),
 )
 _ROWS = (

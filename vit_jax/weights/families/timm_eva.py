@@ -101,8 +101,6 @@ def _write(weights):
     raise UserError(f"timm's Eva has no model with {block}.")
   if not (posemb and posemb.in_layers):
     weights, posemb = bundle.with_table(weights), Learned()
-  elif not isinstance(posemb, RelativeBias | rotary.Rotary):
-    raise UserError(f'posemb={posemb} acts in the layers.')
   is_beit = isinstance(posemb, RelativeBias)
   is_coarse = block.norm_eps == 1e-5
   is_swiglu, is_normed = isinstance(block.mlp, SwiGlu), 'mlp' in block.sub_norm

@@ -21,12 +21,9 @@ from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families.timm_cnn import backbone_keys
 from vit_jax.weights.family import Config, Family
-from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
+from vit_jax.weights.keymap import TABLE, Key, KeyMap, conv, linear, norm
 from vit_jax.zoo import names
 
-_POSITIONS = (
-  'cls_pos_embedding|dist_pos_embedding|registers_pos_embedding|pos_embedding'
-)
 _NAFLEX = (
   Key('embeds.pos_embed', 'pos_embedding'),
   Key('embeds.proj.weight', 'embedding/kernel', 'hwc'),
@@ -36,7 +33,7 @@ ROWS = (
   Key('cls_token', 'cls'),
   Key('dist_token', 'dist'),
   Key('reg_token', 'registers'),
-  Key('pos_embed', _POSITIONS, 'table'),
+  Key('pos_embed', TABLE, 'table'),
   *conv('patch_embed.proj', 'embedding'),
   *_NAFLEX,
   *norm('norm_pre', 'embedding_norm'),
@@ -62,6 +59,10 @@ _DISTILLED = KeyMap(
   *ROWS, *linear('head', 'head/cls'), *linear('head_dist', 'head/dist')
 )
 PACKED = linear('blocks.{i}.mlp.fc1', 'block_{i}/mlp/gate|fc1')
+W12 = (
+  *linear('blocks.{i}.mlp.w12', 'block_{i}/mlp/gate|fc1'),
+  *linear('blocks.{i}.mlp.w3', 'block_{i}/mlp/fc2'),
+)
 SPLIT = [
   *linear('blocks.{i}.mlp.fc1_g', 'block_{i}/mlp/gate'),
   *linear('blocks.{i}.mlp.fc1_x', 'block_{i}/mlp/fc1'),

@@ -66,7 +66,7 @@ def _write(weights):
   args = timm_vit.sizes(weights) | {'out_features': 0, 'norm_eps': eps}
   args['rope_temperature'] = getattr(model.posemb, 'temperature', 0)
   arrays = (_QWEN if is_qwen else _DEEPSEEK).to_theirs(weights.params)
-  gh, gw = model.embedding.grid(weights.image_shape)
+  gh, gw = weights.grid
   count = (12 if is_qwen else 8) * model.depth + 3 + 2 * bool(model.num_classes)
   if len(arrays) != count or (is_qwen and gh != gw):
     raise UserError("timm's DeepSeek and Qwen have other, square, arrays.")
