@@ -68,10 +68,9 @@ _DECODER = (
   *linear('decoder.decoder_pred', 'head'),
 )
 KEYS = KeyMap(
-  *hf_vit.PATCHES,
+  *hf_vit.OUTSIDE,
   Key('embeddings.cls_token', 'cls'),
   *hf_vit.layers('layers.{i}', *_PARTS),
-  *norm('layernorm', 'norm'),
   *(key._replace(ours=f'objective/{key.ours}') for key in _DECODER),
 )
 

@@ -498,15 +498,6 @@ def test_what_the_logits_do_not_depend_on_is_left_out():
   assert '1 arrays left out' in note
 
 
-@pytest.mark.parametrize(
-  'name, is_random', [('no_pooler', True), ('pooler', False), ('tanh', False)]
-)
-def test_a_random_pooler_in_transformers_is_said(name, is_random):
-  weights = read('hf', name)
-  huggingface.write(weights)
-  assert ('random pooler' in str(weights.notes)) == is_random
-
-
 def test_use_of_transformers_travels():
   weights = read('hf', 'classifier')
   assert weights.class_names == [f'class {i}' for i in range(5)]

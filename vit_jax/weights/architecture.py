@@ -66,8 +66,7 @@ def read(
   params = keys.to_ours(arrays)
   try:
     if {'pos_embedding', 'embedding/kernel'} <= params.keys():
-      sizes = image_size, use_size
-      params |= _place(params, family.rows, grid, sizes, notes)
+      params |= _place(params, family.rows, grid, (image_size, use_size), notes)
     heads = family.heads if name or family.images else {}
     model = _infer(params, heads, known, given)
   except KeyError as e:

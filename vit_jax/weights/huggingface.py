@@ -7,6 +7,7 @@ the second is written.
 """
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -105,14 +106,6 @@ def _size(value):
   return as_pair(value)
 
 
-def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
-  """Return (arrays, files), see `formats.write`.
-
-  The class in config.json and AutoImageProcessor load it by from_pretrained.
-  """
-  return family.write(FAMILIES, weights, _texts, read)
-
-
 def _texts(weights, config):
   if classes := weights.model.num_classes:
     names = weights.class_names or [f'LABEL_{i}' for i in range(classes)]
@@ -144,3 +137,7 @@ def _texts(weights, config):
     use['do_center_crop'] = True
     use['crop_size'] = {'height': height, 'width': width}
   return {'config.json': config, 'preprocessor_config.json': use}
+
+
+# `from_pretrained` of the class in config.json loads what this makes.
+write = functools.partial(family.write, FAMILIES, make=_texts, reread=read)

@@ -105,8 +105,6 @@ def _folded(arrays, table, tokens):
   for found in filter(None, (re.fullmatch(_STEM, x) for x in arrays)):
     kernel = arrays[found[0]]
     positions, cls, registers = (found[1] + x for x in _FOLDED[found[2]])
-    if f'{found[1]}head_dist.weight' in arrays:
-      registers = f'{found[1]}dist_token'
     pieces = [x for x in table if x.shape[2] == len(kernel)]
     if pieces and positions not in arrays:
       out[positions] = np.concatenate(sorted(pieces, key=np.size), axis=1)

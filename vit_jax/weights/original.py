@@ -68,8 +68,7 @@ _VIT5 = Family(
   r'blocks\.0\.attn\.rope_reg\.freqs',
   KeyMap(
     Key('blocks.{i}.gamma_{n}', 'block_{i}/ls{n}'),
-    *timm_vit.ROWS,
-    *linear('head', 'head'),
+    *timm_vit.VIT.keys.keys,
   ),
   fields={
     'block.mlp': Gelu('exact'),

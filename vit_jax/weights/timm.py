@@ -9,6 +9,7 @@ model_args. We also write 'activation', which timm ignores.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from vit_jax.data.targets import Classes, Numbers
@@ -16,12 +17,11 @@ from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams, Shape
 from vit_jax.weights import architecture, family, image_configs
 from vit_jax.weights.bundle import Weights, keep_aspect
-from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit, timm_vlm
+from vit_jax.weights.families import timm_eva, timm_vit, timm_vlm
 from vit_jax.weights.family import Config
 
 # The supported models; the first that fits counts.
 FAMILIES = timm_vlm.FAMILIES + timm_vit.FAMILIES + timm_eva.FAMILIES
-FAMILIES += timm_cnn.FAMILIES
 
 
 def read(
@@ -84,14 +84,6 @@ def image_use(
   )
 
 
-def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
-  """Return (arrays, {'config.json': content}), see `formats.write`.
-
-  timm.create_model('local-dir:FOLDER', pretrained=True) loads them.
-  """
-  return family.write(FAMILIES, weights, _texts, read)
-
-
 def _texts(weights, described):
   architecture, args = described
   height, width, channels = weights.image_shape
@@ -123,6 +115,10 @@ def _texts(weights, described):
   if weights.activation != 'softmax':
     config['activation'] = weights.activation
   return {'config.json': config}
+
+
+# timm.create_model('local-dir:FOLDER', pretrained=True) loads what this makes.
+write = functools.partial(family.write, FAMILIES, make=_texts, reread=read)
 
 
 def _fraction(large, size):

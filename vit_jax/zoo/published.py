@@ -4,11 +4,11 @@ Numbers and licences are those of timm and of the authors' repositories; what
 has a '?' is from memory. What a repository says of its own weights comes first.
 """
 
-_COLUMNS = 'family hub sizes patch pixels pooling licence forms'
 # All but a few are at timm/*, too. The forms of timm and transformers (hf) have
 # a config; the authors' own do not. A model belongs to the first family whose
 # name is in its name, if it has the same owner or is at timm/.
 _TABLE = """
+family hub sizes patch pixels pooling licence forms
 eupe facebook/EUPE-*? Ti,S,B 16 256 token fair-noncommercial timm,original
 dinov3 facebook/dinov3-* S,S+,B,L,H+,7B 16 256 token DINOv3 hf,timm,original
 lingbot robbyant/*? S,B,L,g 16 512 token apache-2.0 timm
@@ -44,7 +44,7 @@ mae facebook/vit-mae-* B,L,H 14,16 224 token cc-by-nc-4.0 hf,timm
 msn facebook/vit-msn-* S,B,L 16,7,4 224 token apache-2.0 hf
 vit- google/vit-* B,L,H 16,32,14 224,384 token apache-2.0 hf
 """
-_ROWS = [line.split() for line in _TABLE.strip().splitlines()]
+_COLUMNS, *_ROWS = [line.split() for line in _TABLE.strip().splitlines()]
 REFUSED = {  # patterns of timm's ViTs that are not read: reason
   'naflexvit_*_gap naflexvit_*_map naflexvit_*_radio_*': 'other interpolation',
   '*relpos*': 'relative positions from an MLP',
@@ -73,7 +73,7 @@ def table(text: str) -> str:
   rows = [row for row in _ROWS if text.lower() in ' '.join(row).lower()]
   if not rows:
     return ''
-  rows = [_COLUMNS.split(), *rows]
+  rows = [_COLUMNS, *rows]
   widths = [max(map(len, column)) for column in zip(*rows)]
   return '\n'.join(
     '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()

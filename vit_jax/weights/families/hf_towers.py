@@ -34,12 +34,11 @@ _PACKED = (
 )
 _DINOV2 = KeyMap(
   *_TOKENS,
-  *hf_vit.PATCHES,
+  *hf_vit.OUTSIDE,
   *layers('encoder.layer.{i}', 'norm1 norm2', OLD, 'mlp.fc1 mlp.fc2'),
   *layers('encoder.layer.{i}', 'norm1 norm2', NEW, _GATED),
   *_PACKED,
   Key('encoder.layer.{i}.layer_scale{n}.lambda1', 'block_{i}/ls{n}'),
-  *norm('layernorm', 'norm'),
 )
 _DINOV3 = KeyMap(
   *_TOKENS,
@@ -90,9 +89,8 @@ _AIMV2 = KeyMap(
 
 _PIXIO = KeyMap(
   Key('embeddings.cls_token', 'registers'),
-  *hf_vit.PATCHES,
+  *hf_vit.OUTSIDE,
   *layers('encoder.layer.{i}', 'norm1 norm2', OLD, hf_vit.DENSE),
-  *norm('layernorm', 'norm'),
 )
 _TIPS = KeyMap(
   Key('register_tokens', 'registers'),

@@ -49,15 +49,15 @@ OLD = 'attention.attention.{x} attention.output.dense'
 NEW = 'attention.{x[0]}_proj attention.o_proj'
 DENSE = 'intermediate.dense output.dense'
 _NORMS = 'layernorm_before layernorm_after'
-PATCHES = (
+OUTSIDE = (  # of the layers
   Key('embeddings.position_embeddings', TABLE, 'table'),
   *conv('embeddings.patch_embeddings.projection', 'embedding'),
+  *norm('layernorm', 'norm'),
 )
 _ROWS = (
-  *PATCHES,
+  *OUTSIDE,
   *layers('encoder.layer.{i}', _NORMS, OLD, DENSE),
   *layers('layers.{i}', _NORMS, NEW, 'mlp.fc1 mlp.fc2'),
-  *norm('layernorm', 'norm'),
   *linear('classifier', 'head'),
 )
 _CLS = Key('embeddings.cls_token', 'cls')
@@ -151,9 +151,6 @@ def _write_vit(weights):
   config['pooler_act'] = 'tanh'
   if model.head.representation_size:
     config['pooler_output_size'] = model.head.representation_size
-  elif not model.num_classes:
-    note = '  transformers adds a random pooler, unless add_pooling_layer=False'
-    weights.notes.append(note)
   return arrays, config
 
 

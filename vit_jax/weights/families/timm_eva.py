@@ -31,8 +31,7 @@ _ROWS = (
     'block_{i}/attn/relative_bias|class_bias',
     'relative',
   ),
-  *timm_vit.ROWS,
-  *linear('head', 'head'),
+  *timm_vit.VIT.keys.keys,
   *_APART,
   *timm_vit.BIASES,
 )

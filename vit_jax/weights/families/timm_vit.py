@@ -1,4 +1,4 @@
-"""timm's VisionTransformer, and hybrids, which are only read.
+"""timm's VisionTransformer; hybrids, BiT and MLP-Mixer, which are only read.
 
 ViT, DeiT, DeiT III, FlexiViT, DINO, DINOv2, TIPSv2, MAE, I-JEPA, AIMv2, BEiT-3,
 C-RADIO, InternViT, and the towers of CLIP and SigLIP. Without a config: exact
@@ -19,7 +19,6 @@ from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.families.timm_cnn import backbone_keys
 from vit_jax.weights.family import Config, Family
 from vit_jax.weights.keymap import TABLE, Key, KeyMap, conv, linear, norm
 from vit_jax.zoo import names
@@ -251,6 +250,20 @@ def _like(pattern: str, fields: Config | None = None, **changes: Any) -> Family:
   )
 
 
+def _backbone(stem: str, prefix: str = '') -> list[Key]:
+  """Return the rows of a ResNet."""
+  unit = f'{prefix}stages.{{s}}.blocks.{{u}}'
+  ours = 'resnet/stage{s+1}/unit{u+1}'
+  return [
+    *conv(f'{stem}conv', 'resnet/root/conv'),
+    *norm(f'{stem}norm', 'resnet/root/norm'),
+    *conv(f'{unit}.downsample.conv', f'{ours}/conv_proj'),
+    *norm(f'{unit}.downsample.norm', f'{ours}/norm_proj'),
+    *conv(f'{unit}.conv{{n}}', f'{ours}/conv{{n}}'),  # not of _proj
+    *norm(f'{unit}.norm{{n}}', f'{ours}/norm{{n}}'),
+  ]
+
+
 FAMILIES = (
   _like(
     r'naflexvit_[a-z0-9]+_patch\d+_siglip',
@@ -304,9 +317,26 @@ FAMILIES = (
     anchor=r'patch_embed\.backbone\.(stem\.)?conv\.weight',
     keys=KeyMap(
       *_KEYS.keys,
-      *backbone_keys('patch_embed.backbone.stem.', 'patch_embed.backbone.'),
-      *backbone_keys('patch_embed.backbone.', 'patch_embed.backbone.'),
+      *_backbone('patch_embed.backbone.stem.', 'patch_embed.backbone.'),
+      *_backbone('patch_embed.backbone.', 'patch_embed.backbone.'),
     ),
   ),
   VIT,
+  Family(
+    '(mixer_.*)?',
+    r'blocks\.0\.mlp_tokens\.fc1\.weight',
+    KeyMap(
+      *conv('stem.proj', 'embedding'),
+      *linear('blocks.{i}.mlp_{x}s.fc{n}', 'block_{i}/{x}_mixing/fc{n}'),
+      *_KEYS.keys,
+    ),
+    fields={'mlp': Gelu('exact')},
+  ),
+  Family(
+    '(resnetv2_.*_bit)?',
+    r'stages\.0\.blocks\.0\.conv1\.weight',
+    KeyMap(
+      *_backbone('stem.'), *norm('norm', 'norm'), *conv('head.fc', 'head')
+    ),
+  ),
 )

@@ -20,8 +20,7 @@ from vit_jax.weights.family import Family
 from vit_jax.weights.keymap import Key, KeyMap, linear
 
 _QWEN = KeyMap(
-  *timm_vit.ROWS,
-  *linear('head', 'head'),
+  *timm_vit.VIT.keys.keys,
   Key('pos_embed.weight', 'pos_embedding', 'rows'),  # from here on of LLMs
   *linear('blocks.{i}.mlp.linear_fc{n}', 'block_{i}/mlp/fc{n}'),
   *linear('blocks.{i}.attn.wqkv', 'block_{i}/attn/query|key|value'),
