@@ -188,6 +188,8 @@ def _read_file(source, trust, options, values, keep, notes):
   config = None if is_npz else _sibling(source, 'config.json')
   first = {'hf': huggingface} if 'model_type' in (config or {}) else {}
   for name, reader in (first | _READERS).items():
+    if name == 'original' and 'lm_head.weight' in arrays:
+      continue  # timm's EVA has a mask vector, too
     if family.recognise(reader.FAMILIES, arrays):
       settings = config
       if name == 'original':
