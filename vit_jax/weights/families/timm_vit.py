@@ -199,9 +199,9 @@ def write(
   if model.posemb is None and not distilled:
     args['pos_embed'] = 'none'
   else:
-    has_rows = 'cls_pos_embedding' in params or distilled
+    rows = {'cls_pos_embedding', 'registers_pos_embedding'}
     params = bundle.with_table(weights).params
-    if has_rows:  # registers have none, and a distilled model always has these
+    if distilled or not rows.isdisjoint(weights.params):  # all tokens have them
       args['no_embed_class'] = False
       for name in {'dist', 'registers'} & params.keys():
         params.setdefault(f'{name}_pos_embedding', np.zeros_like(params[name]))
