@@ -79,8 +79,7 @@ def main():
     }
   found = collections.defaultdict(lambda: [0.0] * 4)
   for times, each, computation, _ in executed:
-    estimate = re.search(r'"estimated_cycles":"(\d+)"', each.attributes)
-    estimated = float(estimate[1]) if estimate else 0.0
+    estimated = each.cycles or 0
     scheduled = schedules.get(_key(each), estimated)
     if not scheduled:
       continue

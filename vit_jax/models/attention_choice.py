@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
 
 from vit_jax.meshes import batch_axes
+from vit_jax.models import pallas_layer
 from vit_jax.models.attention import check, largest_error, mesh_of
 from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.models.vit import remat
@@ -191,10 +192,10 @@ def compile_layer(
   layout = model.pooling.layout(model.embedding.grid(images.shape[1:]))
   module = _layer(model, layout, backward)
   sharding = jax.sharding.SingleDeviceSharding(device)
-  shape = batch, layout.num_tokens, model.width
+  count = layout.num_tokens
   if model.attention == 'pallas_layer' and model.layer.for_grids:
-    # Models pad tokens to whole registers for these kernels.
-    shape = batch, layout.num_tokens + -layout.num_tokens % 8, model.width
+    count += pallas_layer.padding(count)  # as in run_layers
+  shape = batch, count, model.width
   tokens = jax.ShapeDtypeStruct(shape, model.dtype, sharding=sharding)
 
   def step(params, x):

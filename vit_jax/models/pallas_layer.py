@@ -54,18 +54,23 @@ def obstacle(x: Any, hidden: int) -> str | None:
   return None
 
 
+def padding(tokens: int) -> int:
+  """Return the tokens that fill whole registers, of 8 each."""
+  return -tokens % 8
+
+
 def pad(
   x: jax.Array, shared: Any, lengths: jax.Array | None
 ) -> tuple[jax.Array, tuple[Any, jax.Array | None]]:
-  """Pad x [B, N, D] to whole registers of 8 tokens.
+  """Pad x [B, N, D] to whole registers.
 
   Returns x, and what layers also get: `shared`, and lengths.
   """
   batch, tokens, _ = x.shape
-  if not (padding := -tokens % 8):
+  if not (added := padding(tokens)):
     return x, (shared, lengths)
   lengths = jnp.full(batch, tokens, jnp.int32) if lengths is None else lengths
-  return jnp.pad(x, ((0, 0), (0, padding), (0, 0))), (shared, lengths)
+  return jnp.pad(x, ((0, 0), (0, added), (0, 0))), (shared, lengths)
 
 
 def layer(
@@ -237,7 +242,7 @@ def _call(kernel, epsilon, rows, params, out, sums=()):
     ),
     cost_estimate=pl.CostEstimate(
       flops=(4 if sums else 2) * count * kernels,
-      transcendentals=0,
+      transcendentals=0,  # few beside the products
       bytes_accessed=sum(a.size * a.dtype.itemsize for a in moved),
     ),
     name=kernel.__name__[1:],
@@ -249,11 +254,13 @@ def _call(kernel, epsilon, rows, params, out, sums=()):
   return list(found)  # within scan it is a tuple
 
 
-def _normalized(x, epsilon):
-  """Return (x - mean) / std and 1 / std of float32 tokens [R, D]."""
+def _norm(x, epsilon, scale, shift, dtype):
+  """Return the norm of float32 tokens [R, D], (x - mean) / std and 1 / std."""
   x -= jnp.mean(x, axis=-1, keepdims=True)
   inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
-  return x * inverse, inverse
+  normalized = x * inverse
+  tokens = (normalized * scale[...] + shift[...]).astype(dtype)
+  return tokens, normalized, inverse
 
 
 def _norm_gradient(gradient, normalized, inverse, scale, sums):
@@ -307,8 +314,7 @@ def _begin(rows, x, sums):
 
 def _project_forward(epsilon, x, wq, wk, wv, scale, shift, bq, bk, bv, *out):
   """Compute queries, keys and values [R, D] of x [R, D]."""
-  tokens, _ = _normalized(x[...].astype(jnp.float32), epsilon)
-  tokens = (tokens * scale[...] + shift[...]).astype(x.dtype)
+  tokens, *_ = _norm(x[...].astype('float32'), epsilon, scale, shift, x.dtype)
   for kernel, bias, ref in zip((wq, wk, wv), (bq, bk, bv), out, strict=True):
     ref[...] = (_dot(tokens, kernel[...], 1, 0) + bias[...]).astype(ref.dtype)
 
@@ -322,15 +328,14 @@ def _project_backward(
   its bias, [D, D] and [_ONES, D], and those of scale and shift, [8, D].
   """
   read = _begin(rows, x, sums)
-  normalized, inverse = _normalized(read(x[...]), epsilon)
-  tokens = _turned((normalized * scale[...] + shift[...]).astype(x.dtype))
-  gradient = jnp.zeros_like(normalized)
+  tokens, *norm = _norm(read(x[...]), epsilon, scale, shift, x.dtype)
+  tokens, gradient = _turned(tokens), jnp.zeros(x.shape, jnp.float32)
   pairs = zip(sums[::2], sums[1::2])
   for slope, kernel, pair in zip((dq, dk, dv), (wq, wk, wv), pairs):
     slope = read(slope[...]).astype(x.dtype)
     _add_dense(*pair, tokens, slope)
     gradient += _dot(slope, kernel[...], 1, 1)
-  gradient = _norm_gradient(gradient, normalized, inverse, scale, sums[-1])
+  gradient = _norm_gradient(gradient, *norm, scale, sums[-1])
   total[...] = (read(dx[...]) + gradient).astype(x.dtype)
 
 
@@ -343,8 +348,7 @@ def _mlp_forward(
   """
   dtype = x.dtype
   total = x[...].astype(jnp.float32) + _dot(y[...], wo[...], 1, 0) + bo[...]
-  tokens, _ = _normalized(total, epsilon)
-  tokens = (tokens * scale[...] + shift[...]).astype(dtype)
+  tokens, *_ = _norm(total, epsilon, scale, shift, dtype)
   total += b2[...]
   for part in _chunks(w1.shape[1]):
     hidden = (_dot(tokens, w1[:, part], 1, 0) + b1[:, part]).astype(dtype)
@@ -366,11 +370,10 @@ def _mlp_backward(
   read, dtype = _begin(rows, x, sums), x.dtype
   attended, dout = read(y[...]).astype(dtype), read(dout[...])
   total = read(x[...]) + _dot(attended, wo[...], 1, 0) + bo[...]
-  normalized, inverse = _normalized(total, epsilon)
-  tokens = _turned((normalized * scale[...] + shift[...]).astype(dtype))
+  tokens, *norm = _norm(total, epsilon, scale, shift, dtype)
+  tokens, gradient = _turned(tokens), jnp.zeros_like(total)
   rounded = dout.astype(dtype)
   turned = rounded.T
-  gradient = jnp.zeros_like(total)
   for part in _chunks(w1.shape[1]):
     active, pull = jax.vjp(_gelu, read(hidden[:, part]).astype(dtype))
     dw2[:, part] += _dot(turned, active, 1, 0)
@@ -378,7 +381,7 @@ def _mlp_backward(
     _add_dense(dw1, db1, tokens, slope, part)
     gradient += _dot(slope, w1[:, part], 1, 1)
   _add(others, 2, dout)
-  total = dout + _norm_gradient(gradient, normalized, inverse, scale, others)
+  total = dout + _norm_gradient(gradient, *norm, scale, others)
   rounded = total.astype(dtype)
   dx[...] = rounded
   _add_dense(dwo, dbo, _turned(attended), rounded)

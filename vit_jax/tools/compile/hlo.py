@@ -72,6 +72,12 @@ class Instruction(NamedTuple):
   def operands(self) -> list[str]:
     return re.findall(r'%([\w.\-]+)', self.text)
 
+  @property
+  def cycles(self) -> int | None:
+    """The compiler's estimate, or None if there is none."""
+    found = _CYCLES.search(self.attributes)
+    return found and int(found[1])
+
   def called(self, attribute: str) -> str | None:
     """Return the name of the computation that an attribute names, or None."""
     found = re.search(rf'\b{attribute}=%?([\w.\-]+)', self.attributes)
@@ -91,9 +97,9 @@ def costs(text: str) -> Costs:
     if op == 'while' and _trips(module, instruction) is None:
       found.unknown_loops += 1
     # The estimate of a fusion includes the instructions inside it.
-    if not fused and (cycles := _CYCLES.search(instruction.attributes)):
-      found.cycles += times * int(cycles[1])
-      found.operations[where(instruction)] += times * int(cycles[1])
+    if not fused and (cycles := instruction.cycles) is not None:
+      found.cycles += times * cycles
+      found.operations[where(instruction)] += times * cycles
     elif _KERNEL in instruction.attributes:
       if stated := _STATED.search(instruction.attributes):
         attends = _ATTENTION.search(instruction.attributes)

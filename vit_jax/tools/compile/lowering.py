@@ -137,23 +137,24 @@ def _with_attention(model, images, *, mesh, backward=True):
     return model
   rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
   with jax.set_mesh(mesh):
-    names = ['pallas_layer'] * (device.device_kind == 'TPU v6 lite')
-    names.append('pallas')
+    names = ['pallas']
     if device.platform == 'gpu':
       names = [attention.default(model.width // model.num_heads, model.dtype)]
+    elif device.device_kind == 'TPU v6 lite':
+      names = ['pallas_layer', 'pallas']
     for name in names:
       candidate = model.clone(attention=name)
-      init, apply = (
-        functools.partial(f, train=True)
-        for f in (candidate.init, candidate.apply)
-      )
       try:
-        params = jax.eval_shape(init, rngs, images)
-        jax.eval_shape(apply, params, images, rngs=rngs)
+        jax.eval_shape(functools.partial(_run, candidate), rngs, images)
       except ValueError:  # it does not support the model
         continue
       return candidate
   return model
+
+
+def _run(model, rngs, images):
+  params = model.init(rngs, images, train=True)
+  return model.apply(params, images, train=True, rngs=rngs)
 
 
 def _train_arguments(config):
