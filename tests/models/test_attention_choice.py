@@ -16,7 +16,11 @@ from vit_jax.data.sources.digits import Digits
 from vit_jax.durations import steps
 from vit_jax.models import attention_choice, pallas_attention
 from vit_jax.models.attention import BOUNDS, attention, check
-from vit_jax.models.attention_choice import Chooser, compile_layer
+from vit_jax.models.attention_choice import (
+  Chooser,
+  compile_layer,
+  implementations,
+)
 from vit_jax.models.dense import BlockOptions
 from vit_jax.models.posemb import Relative
 from vit_jax.models.rotary import RotaryAxial
@@ -38,7 +42,8 @@ def chooser(monkeypatch):
 
   def make(*names, seconds=(), **fields):
     reports, clock = [], iter(seconds)
-    monkeypatch.setattr(attention_choice, 'CANDIDATES', {'cpu': names})
+    candidates = {'cpu': implementations(*names)}
+    monkeypatch.setattr(attention_choice, 'CANDIDATES', candidates)
     monkeypatch.setattr(
       attention_choice, 'seconds_per_call', lambda *_: next(clock)
     )
@@ -127,7 +132,7 @@ def test_a_layer_is_compiled_as_in_a_step():
   trained = compile_layer(model, IMAGES, 3, device)
   (params, tokens), _ = trained.in_avals
   assert tokens.shape == (3, 13, 16)
-  assert params['layer']['mlp']['fc1']['kernel'].shape == (16, 24)
+  assert params['block_0']['mlp']['fc1']['kernel'].shape == (16, 24)
   out = jax.tree.map(lambda x: x.shape, trained.out_info)
   assert out == jax.tree.map(np.shape, (params, tokens))
   evaluated = compile_layer(model, IMAGES, 3, device, backward=False)
@@ -163,7 +168,7 @@ def test_calls_are_timed():
 def test_a_run_records_its_choices_and_resumes_with_them(tmp_path, monkeypatch):
   """Choices of the model, forward and backward, and of the teacher."""
   monkeypatch.setattr(
-    attention_choice, 'CANDIDATES', {'cpu': ('xla', 'einsum')}
+    attention_choice, 'CANDIDATES', {'cpu': implementations('xla', 'einsum')}
   )
   small = MODEL.clone(
     embedding=PatchEmbedding(4), num_classes=None, depth=1, num_heads=4

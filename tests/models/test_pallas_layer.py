@@ -19,15 +19,22 @@ from vit_jax.models import (
   pallas_attention,
   pallas_layer,
 )
+from vit_jax.models.axial import AxialViT
+from vit_jax.models.pallas_layer import KernelBlock, KernelLayers
 from vit_jax.models.posemb import Layout, Relative
-from vit_jax.models.vit import Block, PatchEmbedding, VisionTransformer
+from vit_jax.models.vit import (
+  Block,
+  Layers,
+  PatchEmbedding,
+  VisionTransformer,
+)
 from vit_jax.parallel import sharding
 
 B, N, D, M = 8, 13, 128, 256
 
 
-def block(attention='pallas_layer', **fields):
-  return Block(2, M, attention=attention, **fields)
+def block(cls=KernelBlock, **fields):
+  return cls(2, M, attention='einsum', **fields)
 
 
 @functools.cache
@@ -35,21 +42,21 @@ def inputs():
   """Parameters, tokens, and a gradient of the result."""
   rng = np.random.default_rng(0)
   x, gradient = rng.standard_normal((2, B, N, D), np.float32)
-  shapes = jax.eval_shape(block('einsum').init, jax.random.key(0), x)
+  shapes = jax.eval_shape(block(Block).init, jax.random.key(0), x)
   params = jax.tree.map(
     lambda a: 0.1 * rng.standard_normal(a.shape, np.float32), shapes
   )
   return params, x, gradient
 
 
-def output_and_gradients(params, x, gradient, attention='pallas_layer'):
-  out, pull = jax.vjp(block(attention).apply, params, x)
+def output_and_gradients(params, x, gradient, cls=KernelBlock):
+  out, pull = jax.vjp(block(cls).apply, params, x)
   return out, pull(gradient)
 
 
 @functools.cache
 def expected():
-  return jax.jit(output_and_gradients, static_argnums=3)(*inputs(), 'einsum')
+  return jax.jit(output_and_gradients, static_argnums=3)(*inputs(), Block)
 
 
 def assert_expected(found):
@@ -93,8 +100,8 @@ def test_simulated(monkeypatch, capfd):
   assert 'RACE DETECTED' not in capfd.readouterr().out
 
 
-def model(attention='pallas_layer', **fields):
-  fields |= {'num_classes': 3, 'attention': attention}
+def model(layers=KernelLayers(), **fields):
+  fields |= {'num_classes': 3, 'attention': 'einsum', 'layers': layers}
   return VisionTransformer(D, 2, M, 2, PatchEmbedding(2), **fields)
 
 
@@ -103,22 +110,22 @@ def test_tokens_of_a_model_are_padded_to_whole_registers():
   rng = np.random.default_rng(0)
   images = rng.standard_normal((2, 6, 6, 3), np.float32)  # 10 tokens
   looped = functools.partial(model, scan=True, remat='dots')
-  shapes = jax.eval_shape(looped('einsum').init, jax.random.key(0), images)
+  shapes = jax.eval_shape(looped().init, jax.random.key(0), images)
   params = jax.tree.map(
     lambda a: 0.1 * rng.standard_normal(a.shape, np.float32), shapes
   )
 
   @functools.partial(jax.jit, static_argnums=0)
-  def gradients(name, params):
+  def gradients(layers, params):
     def loss(params):
-      out = looped(name).apply(params, images, method='features')
+      out = looped(layers).apply(params, images, method='features')
       return (out['logits'] ** 2).sum(), (out['block_0'], out['tokens'])
 
     return jax.grad(loss, has_aux=True)(params)
 
   found, expected = (
-    jax.tree.leaves(gradients(name, params))
-    for name in ('pallas_layer', 'einsum')
+    jax.tree.leaves(gradients(layers, params))
+    for layers in (KernelLayers(), Layers())
   )
   for x, y in zip(found, expected, strict=True):
     np.testing.assert_allclose(x, y, 0, 5e-6 * max(1, np.abs(y).max()))
@@ -161,12 +168,18 @@ def test_tensor_parallelism_is_refused():
 )
 def test_other_layers_are_refused(fields, message):
   _, x, _ = inputs()
-  layer = block('einsum', **fields)
   rngs = {'dropout': jax.random.key(0)}
-  params = jax.eval_shape(layer.init, {'params': rngs['dropout'], **rngs}, x)
-  apply = layer.clone(attention='pallas_layer').apply
-  with pytest.raises(ValueError, match=f"'pallas_layer' needs {message}"):
-    jax.eval_shape(apply, params, x, rngs=rngs)
+  init = block(Block, **fields).init
+  params = jax.eval_shape(init, {'params': rngs['dropout'], **rngs}, x)
+  with pytest.raises(ValueError, match=f'KernelLayers need {message}'):
+    jax.eval_shape(block(**fields).apply, params, x, rngs=rngs)
+
+
+def test_axial_layers_are_refused():
+  axial = AxialViT(D, 2, M, 2, PatchEmbedding(2), layers=KernelLayers())
+  images = jax.ShapeDtypeStruct((1, 6, 6, 3), 'float32')
+  with pytest.raises(ValueError, match='of the paper, got AxialBlock'):
+    jax.eval_shape(axial.init, jax.random.key(0), images)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +211,6 @@ from vit_jax.tools.compile import lowering
 training = config.load('configs/pretrain_paper.py:imagenet,B/16')
 config.override(training, ['model.dropout=0.0', 'model.depth=1'])
 row = lowering.measure(training, lowering.find_devices('v6e:2x2'))
-assert row['attention'] == 'pallas_layer' and row['kernels_not_counted'] == 0
+assert row['layers'] == 'KernelLayers' and row['kernels_not_counted'] == 0
 """
   with_libtpu(code)

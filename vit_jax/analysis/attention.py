@@ -42,8 +42,8 @@ def recorded(
   if not layers:
     raise UserError(
       'No queries and keys were recorded. Either the model has no attention '
-      "(as Mixers and ResNets), or its layers are kernels ('pallas_layer'; set "
-      "attention='auto'), or it was applied without mutable=['intermediates']."
+      '(as Mixers and ResNets), or its layers are kernels (leave model.layers '
+      "out), or it was applied without mutable=['intermediates']."
     )
   if names == ['blocks']:
     return layers[0]

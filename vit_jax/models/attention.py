@@ -20,9 +20,7 @@ from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.types import UserError
 
 ATTENTION = 'attention'  # name of the results of attention, for remat policies
-Implementation = Literal[
-  'auto', 'xla', 'cudnn', 'einsum', 'pallas', 'pallas_layer'
-]
+Implementation = Literal['auto', 'xla', 'cudnn', 'einsum', 'pallas']
 
 
 class Attention(nn.Module):
@@ -102,8 +100,8 @@ def attention(
     implementation: 'xla' and 'cudnn' are those of
       jax.nn.dot_product_attention, 'cudnn' the fused one for NVIDIA GPUs;
       'einsum' is the only one that can drop attention weights or add to the
-      logits; 'pallas' is the kernel for TPUs, 'pallas_layer' the same in layers
-      of kernels; 'auto' is `default`, or what attention_choice.py measured.
+      logits; 'pallas' is the kernel for TPUs; 'auto' is `default`, or what
+      attention_choice.py measured.
     dropout_rate, dropout_rng: fraction of the weights to drop, and its key.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
     lengths: int32 [B], the keys of each example, at least 1, before padding.
@@ -124,7 +122,7 @@ def attention(
     implementation = 'xla'
   if implementation == 'einsum':
     out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits, lengths)
-  elif implementation in ('pallas', 'pallas_layer'):
+  elif implementation == 'pallas':
     keys = [] if lengths is None else [lengths]
     out = pallas_attention.attend(q, k, v, *keys)
   elif implementation == 'cudnn':

@@ -7,8 +7,7 @@ and timed on the examples that one device computes: attention alone misleads,
 because its implementation decides how the compiler arranges the arrays around
 it. Training measures the forward and the backward pass, evaluation the forward
 pass. A candidate that fails, or differs from float32 einsum on random inputs,
-is reported and left out. CPUs keep the default of attention.py. On TPUs one
-candidate computes the whole layer by kernels, see pallas_layer.py.
+is reported and left out. CPUs keep the default of attention.py.
 """
 
 import dataclasses
@@ -29,12 +28,26 @@ from vit_jax.meshes import batch_axes
 from vit_jax.models import pallas_layer
 from vit_jax.models.attention import check, largest_error, mesh_of
 from vit_jax.models.posemb import Layout, PositionEmbedding
-from vit_jax.models.vit import remat
+from vit_jax.models.vit import Layers
 from vit_jax.types import Model
 
+
+def implementations(*names: str) -> dict[str, Callable[[Any], Any]]:
+  """Return {name: function model -> model} of implementations of attention."""
+  return {x: functools.partial(_with_attention, name=x) for x in names}
+
+
+def _with_attention(model, name):
+  return model.clone(attention=name)
+
+
+# Functions model -> model, by name.
 CANDIDATES = {
-  'gpu': ('xla', 'cudnn', 'einsum'),
-  'tpu': ('xla', 'einsum', 'pallas', 'pallas_layer'),
+  'gpu': implementations('xla', 'cudnn', 'einsum'),
+  'tpu': {
+    **implementations('xla', 'einsum', 'pallas'),
+    'layers of kernels': pallas_layer.with_kernels,
+  },
 }
 # Largest error of `check_layer`. Measured on a CPU for widths of 128, 384 and
 # 768: 6.9e-6 in float32, 0.11 in bfloat16; without a part of M: 6.1.
@@ -48,7 +61,7 @@ class Chooser:
 
   Attributes:
     batch_size: examples that all devices process at a time.
-    record: {case: implementation} of choices that were made before. New ones
+    record: {case: candidate} of choices that were made before. New ones
       are added, so that a resumed run can use them.
     report: gets the choices and times in words.
   """
@@ -67,8 +80,8 @@ class Chooser:
     `images` describes a batch; `backward` says whether the model is trained.
     """
     device = self.mesh.local_devices[0]
-    names = CANDIDATES.get(device.platform, ())
-    if not names or getattr(model, 'attention', None) != 'auto':
+    candidates = CANDIDATES.get(device.platform)
+    if not candidates or getattr(model, 'attention', None) != 'auto':
       return model
     tokens, heads, head_dim = _heads(model, images)
     case = (
@@ -78,13 +91,14 @@ class Chooser:
     )
     if case not in self.record:
       seconds = self._measure(model, images, device, backward)
+      names = [*candidates]
       fastest = names.index(min(seconds, key=seconds.get)) if seconds else -1
       fastest = int(multihost_utils.broadcast_one_to_all(np.int32(fastest)))
       if fastest < 0:
         return model
       self.record[case] = names[fastest]
     self.report(f'attention: {self.record[case]} for {case}')
-    return model.clone(attention=self.record[case])
+    return candidates[self.record[case]](model)
 
   def _measure(self, model, images, device, backward):
     """Return {name: seconds of a layer} of the candidates that are right."""
@@ -97,13 +111,13 @@ class Chooser:
       return jax.device_put(array.astype(like.dtype), device)
 
     seconds, shape = {}, (2, *_heads(model, images))
-    for name in CANDIDATES[device.platform]:
+    for name, change in CANDIDATES[device.platform].items():
       try:
-        check(name, shape, model.dtype, device)
-        if name == 'pallas_layer':
+        candidate = change(model)
+        check(candidate.attention, shape, model.dtype, device)
+        if candidate.layers != model.layers:
           with jax.set_mesh(self.mesh):
-            check_layer(model, device)
-        candidate = model.clone(attention=name)
+            check_layer(candidate, device)
         layer = compile_layer(candidate, images, batch, device, backward)
       except Exception as e:  # Each compiler has its own errors.
         reason = f'{type(e).__name__}: {e}'[:200]
@@ -116,24 +130,24 @@ class Chooser:
 
 
 def check_layer(model: Model, device: Any) -> float:
-  """Return the error of a layer of kernels on a device, as attention.check.
+  """Return the error of a layer of a model on a device, as attention.check.
 
   Its gradients are those of few tokens and of all parameters together, for that
-  of the bias of keys is 0. Raises UserError if the kernels cannot run.
+  of the bias of keys is 0. Raises UserError if the layer cannot run.
   """
   layout = model.pooling.layout((3, 4))
   rng, tokens = np.random.default_rng(0), layout.num_tokens
-  make = functools.partial(_layer, model, layout, False)
+  plain = model.clone(layers=None, attention='einsum', dtype='float32')
 
   def draw(like):
     std = like.size**-0.25 if len(like.shape) > 1 else 1
     array = std * rng.standard_normal(like.shape, np.float32)
     return jax.device_put(array, device)
 
-  @functools.partial(jax.jit, static_argnums=(0, 1))
-  def results(name, dtype, params, x, gradient, lengths):
-    layer = make(attention=name, dtype=dtype)
-    x, gradient = x.astype(dtype), gradient.astype(dtype)
+  @functools.partial(jax.jit, static_argnums=0)
+  def results(model, params, x, gradient, lengths):
+    layer = _layer(model, layout, False)
+    x, gradient = x.astype(model.dtype), gradient.astype(model.dtype)
     out, pull = jax.vjp(
       lambda params, x: layer.apply(params, x, lengths), params, x
     )
@@ -142,20 +156,21 @@ def check_layer(model: Model, device: Any) -> float:
     return [x.astype(jnp.float32) for x in found]
 
   x = jax.ShapeDtypeStruct((2, tokens, model.width), np.float32)
-  shapes = jax.eval_shape(make(attention='einsum').init, jax.random.key(0), x)
+  init = _layer(plain, layout, False).init
+  shapes = jax.eval_shape(init, jax.random.key(0), x)
   lengths = jax.device_put(np.array([tokens - 3, tokens], np.int32), device)
   with jax.set_mesh(mesh_of(device)):
     args = *jax.tree.map(draw, (shapes, x, x)), lengths
-    found = results('pallas_layer', model.dtype, *args)
+    found = results(model, *args)
     with jax.default_matmul_precision('highest'):
-      expected = results('einsum', 'float32', *args)
+      expected = results(plain, *args)
   return largest_error(found, expected, _BOUND)
 
 
 class _Layer(nn.Module):
   """A layer of a model, with the positions that its layers share."""
 
-  layer: Callable[..., nn.Module]
+  layers: Callable[..., Any]
   posemb: PositionEmbedding | None
   layout: Layout
   width: int
@@ -163,17 +178,21 @@ class _Layer(nn.Module):
   train: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, *lengths: jax.Array) -> jax.Array:
+  def __call__(
+    self, x: jax.Array, lengths: jax.Array | None = None
+  ) -> jax.Array:
     posemb = self.posemb or PositionEmbedding()
-    shared = posemb.shared(self, self.layout, self.train)
-    return self.layer(name='layer')(x, None, shared, *lengths)
+    shared = posemb.shared(self, self.layout, self.train), lengths
+    return self.layers(x, shared=shared)[0]
 
 
-def _layer(model, layout, train, **changed):
-  fields = model.layer_fields(layout, train) | changed
-  layer = functools.partial(remat(model.layer, model.remat), **fields)
+def _layer(model, layout, train):
+  one = model.clone(depth=1, scan=False, stochastic_depth=0.0)
+  fields = model.layer_fields(layout, train)
+  fields |= {'training': train, 'per_layer': False}
+  layers = functools.partial(model.layers or Layers(), one, **fields)
   sizes = model.width, model.num_heads
-  return _Layer(layer, model.posemb, layout, *sizes, train)
+  return _Layer(layers, model.posemb, layout, *sizes, train)
 
 
 def compile_layer(
@@ -192,10 +211,7 @@ def compile_layer(
   layout = model.pooling.layout(model.embedding.grid(images.shape[1:]))
   module = _layer(model, layout, backward)
   sharding = jax.sharding.SingleDeviceSharding(device)
-  count = layout.num_tokens
-  if model.attention == 'pallas_layer' and model.layer.for_grids:
-    count += pallas_layer.padding(count)  # as in run_layers
-  shape = batch, count, model.width
+  shape = batch, layout.num_tokens, model.width
   tokens = jax.ShapeDtypeStruct(shape, model.dtype, sharding=sharding)
 
   def step(params, x):

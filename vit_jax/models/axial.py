@@ -40,7 +40,11 @@ class AxialBlock(Block):
 
   @nn.compact
   def __call__(
-    self, x: Array, drop_rate: Any = None, shared: Any = None, *lengths: Any
+    self,
+    x: Array,
+    drop_rate: Any = None,
+    shared: Any = None,
+    lengths: Array | None = None,
   ) -> Array:
     names = Block.__dataclass_fields__.keys() - {'parent', 'name'}
     fields = {name: getattr(self, name) for name in names}

@@ -79,7 +79,7 @@ class MlpMixer(vit.Classifier):
     """Compute the features of VisionTransformer.features; mean pooling."""
     vit.check_images(images)
     out, _ = self.embedding(self, images)
-    x, outputs = vit.run_layers(
+    x, outputs = vit.Layers()(
       self,
       out['patches'],
       training=train,

@@ -1,6 +1,6 @@
-"""A layer of the encoder as TPU kernels, written in Pallas.
+"""Layers of the encoder as TPU kernels, written in Pallas.
 
-    layer(x, params, heads, epsilon)
+    with_kernels(model)
 
 Three kernels, and three for the gradients: norm and projections to queries,
 keys and values; attention, see pallas_attention.py; and all that follows. What
@@ -14,19 +14,27 @@ layers. What they take by the schedules of the compiler is in docs/compile.md.
 Shapes: B examples, N tokens, R = B * N, D wide, M hidden units, h heads.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 from vit_jax.meshes import batch_axes, is_model_axis
 from vit_jax.models import pallas_attention
 from vit_jax.models.attention import attention
-from vit_jax.models.dense import GELU, platform
+from vit_jax.models.dense import (
+  GELU,
+  BlockOptions,
+  keep_batch_split,
+  platform,
+)
 from vit_jax.models.pallas_attention import _dividing, _dot, _round_up
+from vit_jax.models.vit import Block, Layers
 from vit_jax.types import UserError
 
 # Bytes on chip that a program may hold, and that the compiler allows: v5e and
@@ -35,6 +43,60 @@ _BUDGET, _LIMIT = 84 * 2**20, 100 * 2**20
 _CHUNK = 768  # hidden units that are computed at a time, at most
 _ONES = 16  # rows of ones, whose product with gradients is their sum
 _gelu = GELU['tanh']
+
+
+def with_kernels(model: Any) -> Any:
+  """Return a ViT whose layers are kernels; UserError if it has other Layers."""
+  if model.layers not in (None, KernelLayers()):
+    raise _needs(f'layers one after the other, got {model.layers}')
+  return model.clone(layers=KernelLayers(), attention='pallas')
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelLayers(Layers):
+  """Layers of kernels, whose tokens fill whole registers."""
+
+  def layer(self, model: Any) -> type[nn.Module]:
+    if model.layer is not Block:
+      raise _needs(f'layers of the paper, got {model.layer.__name__}')
+    return KernelBlock
+
+  def __call__(
+    self, model: Any, x: jax.Array, *, shared: Any = (), **options: Any
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    tokens = x.shape[1]
+    x, shared = pad(x, *shared)
+    x, outputs = super().__call__(model, x, shared=shared, **options)
+    return jax.tree.map(lambda x: x[:, :tokens], (x, outputs))
+
+
+class KernelBlock(Block):
+  """A Block that is computed by kernels."""
+
+  def __call__(
+    self,
+    x: jax.Array,
+    drop_rate: Any = None,
+    shared: Any = None,
+    lengths: jax.Array | None = None,
+  ) -> jax.Array:
+    if self.is_initializing():
+      return super().__call__(x, drop_rate, shared, lengths)
+    free, plain = ('norm_eps', 'init_std', 'attention_dropout'), BlockOptions()
+    given = {k: v for k, v in vars(self.options).items() if k not in free}
+    other = {k: v for k, v in given.items() if v != getattr(plain, k)}
+    if other or self.posemb:
+      raise _needs(f'layers of the paper, got {other or self.posemb}')
+    dropout = self.dropout or self.options.attention_dropout
+    if drop_rate is not None or (dropout and self.train):
+      raise _needs('a model without dropout and stochastic depth')
+    params, epsilon = self.variables['params'], self.options.norm_eps
+    x = keep_batch_split(x)
+    return layer(x, params, self.num_heads, epsilon, lengths)
+
+
+def _needs(what):
+  return UserError(f'KernelLayers need {what}. Leave model.layers out.')
 
 
 def obstacle(x: Any, hidden: int) -> str | None:
@@ -54,20 +116,15 @@ def obstacle(x: Any, hidden: int) -> str | None:
   return None
 
 
-def padding(tokens: int) -> int:
-  """Return the tokens that fill whole registers, of 8 each."""
-  return -tokens % 8
-
-
 def pad(
   x: jax.Array, shared: Any, lengths: jax.Array | None
 ) -> tuple[jax.Array, tuple[Any, jax.Array | None]]:
-  """Pad x [B, N, D] to whole registers.
+  """Pad x [B, N, D] to whole registers, of 8 tokens each.
 
   Returns x, and what layers also get: `shared`, and lengths.
   """
   batch, tokens, _ = x.shape
-  if not (added := padding(tokens)):
+  if not (added := -tokens % 8):
     return x, (shared, lengths)
   lengths = jnp.full(batch, tokens, jnp.int32) if lengths is None else lengths
   return jnp.pad(x, ((0, 0), (0, added), (0, 0))), (shared, lengths)
@@ -87,9 +144,7 @@ def layer(
   """
   attn, fc1, fc2 = params['attn'], params['mlp']['fc1'], params['mlp']['fc2']
   if reason := obstacle(x, fc1['kernel'].shape[1]):
-    raise UserError(
-      f"attention='pallas_layer' needs {reason}. Use 'auto' or 'pallas'."
-    )
+    raise _needs(reason)
   width = x.shape[-1]
   square, vector = (width, width), (width,)
   first = [attn[name] for name in ('query', 'key', 'value')]

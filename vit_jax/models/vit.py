@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from vit_jax.models import pallas_layer
 from vit_jax.models.attention import ATTENTION, Attention, Implementation
 from vit_jax.models.dense import (
   INIT,
@@ -163,24 +162,34 @@ class Block(nn.Module):
 
   for_grids = True
 
+  attend = Attention  # class of the attention
+
   @nn.compact
   def __call__(
-    self, x: Array, drop_rate: Any = None, shared: Any = None, *lengths: Any
+    self,
+    x: Array,
+    drop_rate: Any = None,
+    shared: Any = None,
+    lengths: Array | None = None,
   ) -> Array:
-    """Apply the layer; see `drop_path` and `PositionEmbedding.shared`."""
+    """Apply the layer.
+
+    Args:
+      x: [B, N, D].
+      drop_rate, shared: see `drop_path` and `PositionEmbedding.shared`.
+      lengths: int32 [B], the tokens of each example before padding.
+    """
     options = self.options
     norm = functools.partial(options.make_norm, self.dtype)
     x = keep_batch_split(x)
-    if self.attention == 'pallas_layer' and not self.is_initializing():
-      return self._as_kernels(x, drop_rate, *lengths)
     if self.posemb:
       x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = x if options.post_norm else norm('norm1')(x)
-    y = Attention(
+    y = self.attend(
       *(self.num_heads, options, self.posemb, self.layout),
       *(self.attention, self.dtype, self.train),
       name='attn',
-    )(y, y, shared, *lengths)
+    )(y, y, shared, lengths)
     y = norm('norm1')(y) if options.post_norm else y
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
@@ -189,20 +198,6 @@ class Block(nn.Module):
     )
     y = norm('norm2')(mlp(x)) if options.post_norm else mlp(norm('norm2')(x))
     return x + self._branch(y, 'ls2', drop_rate)
-
-  def _as_kernels(self, x, drop_rate, *lengths):
-    free, plain = ('norm_eps', 'init_std', 'attention_dropout'), BlockOptions()
-    given = {k: v for k, v in vars(self.options).items() if k not in free}
-    other = {k: v for k, v in given.items() if v != getattr(plain, k)}
-    dropout = self.dropout or self.options.attention_dropout
-    if other or self.posemb:
-      reason = f'layers of the paper, got {other or self.posemb}'
-    elif drop_rate is not None or (dropout and self.train):
-      reason = 'a model without dropout and stochastic depth'
-    else:
-      params, epsilon = self.variables['params'], self.options.norm_eps
-      return pallas_layer.layer(x, params, self.num_heads, epsilon, *lengths)
-    raise UserError(f"attention='pallas_layer' needs {reason}. Use 'auto'.")
 
   def _branch(self, y, name, drop_rate):
     """Apply LayerScale (DeiT III) and stochastic depth to a branch."""
@@ -244,59 +239,68 @@ def remat(cls: type[nn.Module], name: str, **options: Any) -> type[nn.Module]:
   return nn.remat(cls, policy=_POLICIES[name], **options)
 
 
-def run_layers(
-  model: Any,
-  x: jax.Array,
-  *,
-  training: bool,
-  per_layer: bool,
-  shared: tuple[Any, ...] = (),
-  **fields: Any,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
+@dataclasses.dataclass(frozen=True)
+class Layers:
+  """Application of the layers of a model, here one after the other.
 
-  Args:
-    model: has `layer`, a class of modules that are called as layer(x, rate or
-      None, *shared) -> x; and depth, stochastic_depth, scan and remat.
-    x: [B, N, D].
-    training, per_layer: whether stochastic depth acts; see the result.
-    shared, fields: arguments and fields of all layers.
-
-  Returns:
-    [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
+  A subclass, here or in your own package, may apply them in another way, or
+  return another class of layers, such as a Block with another `attend`.
   """
-  x, rates, tokens = keep_rows(x), None, x.shape[1]
-  if fields.get('attention') == 'pallas_layer' and model.layer.for_grids:
-    x, shared = pallas_layer.pad(x, *shared)
-  if training and model.stochastic_depth:
-    ends = model.stochastic_depth
-    first, last = (0.0, ends) if isinstance(ends, int | float) else ends
-    rates = jnp.linspace(first, last, model.depth)
-  # Inside a loop nothing can be merged with the forward pass anyway.
-  layer = remat(model.layer, model.remat, prevent_cse=not model.scan)
 
-  def apply(block, x, rate, shared):
-    x = block(x, rate, *shared)
-    return x, x if per_layer else None
+  def layer(self, model: Any) -> type[nn.Module]:
+    """Return the class of the layers, called as (x, rate or None, *shared)."""
+    return model.layer
 
-  if model.scan:
-    loop = nn.scan(
-      apply,
-      variable_axes={'params': 0, 'intermediates': 0},
-      split_rngs={'params': True, 'dropout': True},
-      in_axes=(0, nn.broadcast),
-      length=model.depth,
-    )
-    x, outputs = loop(layer(name='blocks', **fields), x, rates, shared)
-  else:
-    outputs = []
-    for i in range(model.depth):
-      block = layer(name=f'block_{i}', **fields)
-      x, output = apply(block, x, None if rates is None else rates[i], shared)
-      outputs.append(output)
-  x = keep_batch_split(x[:, :tokens])
-  kept = range(model.depth * per_layer)
-  return x, {f'block_{i}': outputs[i][:, :tokens] for i in kept}
+  def __call__(
+    self,
+    model: Any,
+    x: jax.Array,
+    *,
+    training: bool,
+    per_layer: bool,
+    shared: tuple[Any, ...] = (),
+    **fields: Any,
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
+
+    Args:
+      model: has `layer`, depth, stochastic_depth, scan and remat.
+      x: [B, N, D].
+      training, per_layer: whether stochastic depth acts; see the result.
+      shared, fields: arguments and fields of all layers.
+
+    Returns:
+      [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
+    """
+    x, rates = keep_rows(x), None
+    if training and model.stochastic_depth:
+      ends = model.stochastic_depth
+      first, last = (0.0, ends) if isinstance(ends, int | float) else ends
+      rates = jnp.linspace(first, last, model.depth)
+    # Inside a loop nothing can be merged with the forward pass anyway.
+    layer = remat(self.layer(model), model.remat, prevent_cse=not model.scan)
+
+    def apply(block, x, rate, shared):
+      x = block(x, rate, *shared)
+      return x, x if per_layer else None
+
+    if model.scan:
+      loop = nn.scan(
+        apply,
+        variable_axes={'params': 0, 'intermediates': 0},
+        split_rngs={'params': True, 'dropout': True},
+        in_axes=(0, nn.broadcast),
+        length=model.depth,
+      )
+      x, outputs = loop(layer(name='blocks', **fields), x, rates, shared)
+    else:
+      outputs = []
+      for i in range(model.depth):
+        block = layer(name=f'block_{i}', **fields)
+        x, output = apply(block, x, None if rates is None else rates[i], shared)
+        outputs.append(output)
+    kept = range(model.depth * per_layer)
+    return keep_batch_split(x), {f'block_{i}': outputs[i] for i in kept}
 
 
 class Classifier(nn.Module):
@@ -377,6 +381,7 @@ class VisionTransformer(Classifier):
       'dots', all but the results of attention and of products with parameters;
       'full', each layer.
     attention: an implementation named in attention.py.
+    layers: how the layers are applied, see Layers; None: one after the other.
   """
 
   width: Count
@@ -395,6 +400,7 @@ class VisionTransformer(Classifier):
   scan: bool = False
   remat: Annotated[Remat, HARMLESS] = 'none'
   attention: Implementation = 'auto'
+  layers: Layers | None = None
 
   layer = Block  # class of the layers
 
@@ -456,7 +462,7 @@ class VisionTransformer(Classifier):
       x = norm('embedding_norm')(x)
     x = nn.Dropout(self.dropout, deterministic=not train)(x)
     # Equations 2 and 3.
-    x, outputs = run_layers(
+    x, outputs = (self.layers or Layers())(
       self,
       x,
       training=train,

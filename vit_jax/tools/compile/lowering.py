@@ -18,7 +18,7 @@ from vit_jax import config as configs
 from vit_jax import setup
 from vit_jax.analysis import flops
 from vit_jax.data.transforms import apply
-from vit_jax.models import attention
+from vit_jax.models import attention, attention_choice, pallas_layer
 from vit_jax.parallel.sharding import slice_of
 from vit_jax.runs.compiled import gib_on_a_device
 from vit_jax.tools.compile import roofline, rows
@@ -105,7 +105,7 @@ def lower(
   choose = functools.partial(_with_attention, mesh=mesh)
   how = settings, examples, mesh, run.sharding, choose, run.probes
   ready = setup.make(*how, patch_size=patch_size)
-  model = ready.model
+  model, layers = ready.model, getattr(ready.model, 'layers', None)
   with jax.set_mesh(mesh):
     lowered = ready.step.lower(**ready.shapes)
     step_flop = flops.count(ready.step, **ready.shapes)
@@ -119,6 +119,7 @@ def lower(
     **({'patch_size': patch_size} if patch_size else {}),
     'num_classes': model.num_classes,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
+    'layers': layers and type(layers).__name__,
     'parameters': ready.num_params,
     'arguments_gib': gib_on_a_device(ready.shapes),
     'model_tflop': ready.flops_per_step() / mesh.size / 1e12,
@@ -137,14 +138,15 @@ def _with_attention(model, images, *, mesh, backward=True):
     return model
   rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
   with jax.set_mesh(mesh):
-    names = ['pallas']
+    name = 'pallas'
     if device.platform == 'gpu':
-      names = [attention.default(model.width // model.num_heads, model.dtype)]
-    elif device.device_kind == 'TPU v6 lite':
-      names = ['pallas_layer', 'pallas']
-    for name in names:
-      candidate = model.clone(attention=name)
+      name = attention.default(model.width // model.num_heads, model.dtype)
+    changes = [*attention_choice.implementations(name).values()]
+    if device.device_kind == 'TPU v6 lite':
+      changes.insert(0, pallas_layer.with_kernels)
+    for change in changes:
       try:
+        candidate = change(model)
         jax.eval_shape(functools.partial(_run, candidate), rngs, images)
       except ValueError:  # it does not support the model
         continue
