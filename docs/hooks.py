@@ -306,9 +306,8 @@ def _dataclasses(runs):
 
   from vit_jax import config
 
-  found = {}
-  for name in runs:
-    fn = config.locate(name)
+  found, functions = {}, [config.locate(name) for name in runs]
+  for fn in (*functions, *filter(None, map(config.schema_of, functions))):
     hints = list(typing.get_type_hints(fn).values())
     hints += [type(p.default) for p in config.parameters_of(fn).values()]
     while hints:

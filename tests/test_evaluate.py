@@ -29,7 +29,8 @@ from vit_jax.reports import worst
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import load_params
 from vit_jax.runs.records import read_records
-from vit_jax.train import Evaluation, train
+from vit_jax.train import train
+from vit_jax.training import Evaluation, Training
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.zoo import names
 
@@ -44,13 +45,15 @@ def _evaluator(data=TEST, **options):
 def _train(workdir, lr=0.01, **options):
   return train(
     workdir,
-    model=MODEL,
-    data=Data(Digits(split='train'), 64),
-    objective=softmax_xent,
-    optimizer=Optimizer(optax.adam),
-    schedule=Schedule(lr),
-    preprocess=Normalize(mean=100.0),
-    **options,
+    Training(
+      model=MODEL,
+      data=Data(Digits(split='train'), 64),
+      objective=softmax_xent,
+      optimizer=Optimizer(optax.adam),
+      schedule=Schedule(lr),
+      preprocess=Normalize(mean=100.0),
+      **options,
+    ),
   )
 
 

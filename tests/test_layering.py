@@ -16,6 +16,7 @@ FLOORS = (
   {'tools'},
   {'train'},
   {'setup', 'evaluate'},
+  {'training'},
   {'evals'},
   {'objectives', 'pretrained', 'main', 'study', 'science'},
   {'weights', 'reports'},
@@ -32,18 +33,40 @@ NARROW = {
   **{x: set() for x in ('config', 'parallel', 'probes')},
   'setup': {
     *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
-    *('models.flexi', 'optim.', 'parallel.', 'probes', 'runs.compiled', 'step'),
+    *('parallel.', 'runs.compiled', 'step', 'training'),
   },
   'train': {
-    *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
-    *('models.dense', 'models.flexi', 'optim.', 'parallel.', 'reports.'),
-    *('runs.', 'setup', 'probes', 'step', 'weights.'),
+    *('config', 'evals.evaluators', 'models.attention_choice', 'parallel.'),
+    *('reports.', 'runs.', 'setup', 'step', 'training', 'weights.'),
+  },
+  'training': {
+    *('data.pipeline', 'evals.evaluators', 'models.dense'),
+    *('optim.', 'parallel.sharding', 'probes', 'runs.', 'weights.surgery'),
   },
   'evaluate': {
     *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
     *('models.dense', 'parallel.', 'reports.', 'runs.', 'weights.'),
   },
 }
+
+
+# The trunk names no leaf: neither a module, nor a class of one, nor a word that
+# only leaves understand.
+TRUNK = {
+  *('main', 'train', 'training', 'setup', 'step', 'evaluate'),
+  *('models.vit', 'models.dense', 'models.attention', 'models.pooling'),
+  *('models.posemb', 'objectives.classification', 'evals.evaluators'),
+  *('optim.optimizers', 'optim.schedules', 'data.pipeline'),
+}
+LEAVES = (
+  *('models.axial', 'models.flexi', 'models.mixer', 'models.pallas_layer'),
+  *('models.resnet', 'models.rotary', 'models.stem', 'data.augment'),
+  *('data.imagenet', 'data.sources.', 'data.vtab', 'evals.', 'objectives.'),
+  *('science.', 'tools.', 'weights.families.', 'zoo.'),
+)
+PARTS_OF_TRUNK = 'evals.collect', 'objectives.encode'
+STORY = 'main', 'train', 'training', 'setup', 'evaluate'
+LEAF_WORDS = {'KeepAspect', 'area', 'grid', 'patch_size', 'patch_sizes'}
 
 
 def module_name(path):
@@ -105,6 +128,43 @@ def test_what_a_room_may_import(here):
   for path in FILES:
     if room(path) == here:
       assert not {x for x in ours(path) if not x.startswith(allowed)}, path
+
+
+def is_leaf(name):
+  return name.startswith(LEAVES) and not name.startswith(
+    (*TRUNK, *PARTS_OF_TRUNK)
+  )
+
+
+def words(path):
+  """Names, keywords and strings of the code of a file, without docstrings."""
+  found, docs = set(), set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    if hasattr(node, 'body') and isinstance(node.body, list):
+      first = node.body[0] if node.body else None
+      docs.add(getattr(first, 'value', None))
+    if isinstance(node, ast.Constant) and node not in docs:
+      found.add(node.value)
+    found |= {getattr(node, x, None) for x in ('id', 'attr', 'arg', 'name')}
+  return {x for x in found if isinstance(x, str)}
+
+
+def classes(path):
+  tree = ast.parse(path.read_text()).body
+  names = {x.name for x in tree if isinstance(x, ast.ClassDef)}
+  return {x for x in names if not x.startswith('_')}
+
+
+def test_the_trunk_names_no_leaf():
+  files = {module_name(x).removeprefix(OURS): x for x in FILES}
+  assert files.keys() >= TRUNK and is_leaf('models.flexi')
+  of_leaves = {c for n, x in files.items() if is_leaf(n) for c in classes(x)}
+  of_leaves -= {c for n in TRUNK for c in classes(files[n])}
+  of_leaves.discard('Table')  # also a name in posemb.py
+  for name in TRUNK:
+    assert not {*filter(is_leaf, ours(files[name]))}, name
+    others = LEAF_WORDS if name in STORY else set()
+    assert not words(files[name]) & (of_leaves | others), name
 
 
 def test_single_studies_are_imported_by_nobody():

@@ -32,6 +32,7 @@ from vit_jax.runs.monitor import Logging
 from vit_jax.runs.records import read_records
 from vit_jax.step import TrainState, init_state, train_step
 from vit_jax.train import train
+from vit_jax.training import Training
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 SOURCE = functools.partial(
@@ -125,16 +126,18 @@ def test_losses_of_one_device(
     monkeypatch.setattr(sharding, 'slice_of', lambda device: device.id % 2)
   state = train(
     tmp_path,
-    model=tiny.vit(num_classes=None, dropout=0.2),
-    data=Data(SOURCE(), batch_size=16),
-    objective=softmax_xent,
-    optimizer=ADAMW,
-    schedule=WARMUP,
-    total=steps(5),
-    seed=3,
-    mesh=sharding.MeshSizes(**mesh),
-    sharding=rules,
-    logging=Logging(every=steps(1)),
+    Training(
+      model=tiny.vit(num_classes=None, dropout=0.2),
+      data=Data(SOURCE(), batch_size=16),
+      objective=softmax_xent,
+      optimizer=ADAMW,
+      schedule=WARMUP,
+      total=steps(5),
+      seed=3,
+      mesh=sharding.MeshSizes(**mesh),
+      sharding=rules,
+      logging=Logging(every=steps(1)),
+    ),
   )
   records = [r for r in read_records(tmp_path) if 'train/loss' in r]
   losses = [[r['train/loss'], r['train/grad_norm']] for r in records]

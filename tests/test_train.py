@@ -1,5 +1,6 @@
 """A run around the step: what it refuses, compiles, stops at, and writes."""
 
+import dataclasses
 import functools
 import os
 import signal
@@ -35,7 +36,8 @@ from vit_jax.runs.records import read_records
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import with_num_classes
 from vit_jax.step import init_state, train_step
-from vit_jax.train import Evaluation, train
+from vit_jax.train import train
+from vit_jax.training import Evaluation, Training
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
@@ -101,7 +103,8 @@ def run(workdir, **options):
     'logging': Logging(every=steps(1)),
     **options,
   }
-  return train(workdir, **options)
+  call = {k: options.pop(k) for k in ('provenance', 'dry_run') if k in options}
+  return train(workdir, Training(**options), **call)
 
 
 def steps_of(workdir, key='train/loss', of='step'):
@@ -178,7 +181,8 @@ def test_a_run_resumes_and_extends(tmp_path, capsys):
 def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
   """It equals two steps by hand, and records what it was given."""
   old, new = tmp_path / 'old', tmp_path / 'new'
-  model, made, spy = Linear(10, dropout=0.5), {}, mock.Mock()
+  model, made = Linear(10, dropout=0.5), {}
+  spy = mock.Mock(spec=['start', 'write', 'histograms', 'close'])
   chosen = note_choices(monkeypatch)
   written = mock.Mock()
   monkeypatch.setattr(worst, 'write_all', written)
@@ -193,7 +197,6 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
 
   trust, norms = (__name__,), Norms()
   options = {
-    'workdir': new,
     'model': model,
     'data': Data(Digits(split='train'), batch_size=16),
     'objective': sigmoid_xent,
@@ -211,20 +214,23 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
     'probes': {'n': Probe(norms, steps(1)), 'h': Probe(Histograms('updates'))},
     'seed': 3,
     'logging': Logging(every=steps(1), writers={'spy': spy}),
-    'provenance': Provenance({'a': 1}, {'b': 2}),
   }
-  assert all_set(train, ('sizes',), **options, dry_run=True) is None
+  training = all_set(Training, ('variants',), **options)
+  call = {'workdir': new, 'provenance': Provenance({'a': 1}, {'b': 2})}
+  assert all_set(train, **call, training=training, dry_run=True) is None
+  change = functools.partial(dataclasses.replace, training)
   message = r'12 is .* 4 devices in 2 micro-batches'
   with pytest.raises(ValueError, match=message):
-    train(**options | {'data': Data(Digits(split='train'), 12)}, dry_run=True)
-  missing = {'init_from': InitFrom(old, step=7)}
+    other = change(data=Data(Digits(split='train'), 12))
+    train(**call, training=other, dry_run=True)
+  missing = change(init_from=InitFrom(old, step=7))
   with pytest.raises(ValueError, match='no step 7'):
-    train(**options | missing, dry_run=True)
+    train(**call, training=missing, dry_run=True)
   out = capsys.readouterr().out
   assert 'nothing was trained' in out and '650' in out  # 64 * 10 + 10
   assert list(new.rglob('*')) in ([], [new / 'checkpoints'])
   workdirs.write(new, 'attention.json', {'case': 'xla'})
-  found = train(**options)
+  found = train(**call, training=training)
 
   loss_fn = sigmoid_xent(model, preprocess=Normalize(100.0, 50.0))
   rate = options['schedule'](Timeline(16, 1029, total_steps=2))

@@ -54,23 +54,25 @@ def train_a_model(workdir: str) -> Params:
   )
   state = train.train(
     workdir,
-    model=model,
-    data=data,
-    objective=functools.partial(
-      Scaled, objective=classification.softmax_xent, factor=2.0
-    ),
-    optimizer=optim.Optimizer(optax.adamw, clip_norm=1.0),
-    schedule=Schedule(lr=1e-3, warmup=steps(10)),
-    total=epochs(2.5),
-    evals={
-      'test': train.Evaluation(
-        functools.partial(Classification, data=data), every=examples(1000)
+    train.Training(
+      model=model,
+      data=data,
+      objective=functools.partial(
+        Scaled, objective=classification.softmax_xent, factor=2.0
       ),
-      'largest': train.Evaluation(functools.partial(Largest, data=data)),
-    },
-    checkpoints=Checkpoints(every=steps(100)),
-    init_from=InitFrom('vit.npz'),
-    mesh=sharding.MeshSizes(fsdp=2),
+      optimizer=optim.Optimizer(optax.adamw, clip_norm=1.0),
+      schedule=Schedule(lr=1e-3, warmup=steps(10)),
+      total=epochs(2.5),
+      evals={
+        'test': train.Evaluation(
+          functools.partial(Classification, data=data), every=examples(1000)
+        ),
+        'largest': train.Evaluation(functools.partial(Largest, data=data)),
+      },
+      checkpoints=Checkpoints(every=steps(100)),
+      init_from=InitFrom('vit.npz'),
+      mesh=sharding.MeshSizes(fsdp=2),
+    ),
   )
   assert_type(state.eval_params, Params | Any)
   results = evaluate.evaluate(
@@ -120,7 +122,7 @@ def mistakes(model: Model, data: Data, weights: Weights) -> None:
   sharding.MeshSizes(pipeline=2)  # type: ignore[call-arg]
   SinCos2d(init_std=0.1)  # type: ignore[call-arg]
   VisionTransformer(width='wide')  # type: ignore[call-arg, arg-type]
-  train.train('/tmp/run', model=model, data=data)  # type: ignore[call-arg]
+  train.Training(model=model, data=data)  # type: ignore[call-arg]
   train.Evaluation(Text)  # type: ignore[arg-type]
   evaluate.evaluate('/tmp/run', evals={'text': Text})  # type: ignore[dict-item]
   classification.softmax_xent(model)  # type: ignore[call-arg]

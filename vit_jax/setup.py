@@ -13,14 +13,10 @@ from vit_jax import tree
 from vit_jax.analysis import flops
 from vit_jax.config import Partial
 from vit_jax.data.pipeline import Data
-from vit_jax.durations import Interval, Timeline
+from vit_jax.durations import Timeline
 from vit_jax.evals.evaluators import check_class_names
-from vit_jax.models.flexi import Sizes, with_patches
-from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import Rules
-from vit_jax.probes import Probe
 from vit_jax.runs import compiled
 from vit_jax.step import (
   Objective,
@@ -29,35 +25,14 @@ from vit_jax.step import (
   init_state,
   train_step,
 )
+from vit_jax.training import Change, Training
 from vit_jax.types import (
-  Count,
   LossFn,
-  MakeObjective,
   Model,
   Params,
   PathRule,
-  Preprocess,
-  Size,
   UserError,
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-  """The arguments of `train` that decide what is trained."""
-
-  model: Model | functools.partial[Model]
-  objective: MakeObjective
-  optimizer: Optimizer
-  schedule: Schedule
-  total: Interval
-  preprocess: Preprocess
-  accum_steps: Count
-  ema: Ema | None
-
-  @classmethod
-  def of(cls, arguments: Mapping[str, Any]) -> 'Settings':
-    return cls(**{x.name: arguments[x.name] for x in dataclasses.fields(cls)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +90,11 @@ class Setup:
   def num_params(self) -> int:
     return sum(x.size for x in jax.tree.leaves(self.state.params))
 
+  def load_teachers(self, mesh: Any, rules: Rules | None) -> dict[str, Any]:
+    """Return the parameters of the teachers of the objective."""
+    found = self.objective.teachers.items()
+    return {name: x.load(mesh, rules) for name, x in found}
+
   def flops_per_step(self) -> float:
     """Return the operations of a step, on all devices."""
     if 'objective' in self.state.params:  # more than one pass over each image
@@ -124,24 +104,22 @@ class Setup:
 
 
 def make(
-  settings: Settings,
+  training: Training,
   examples: Examples,
   mesh: Any,
-  rules: Rules | None,
   choose: Callable[..., Model],
-  probes: Mapping[str, Probe] | None = None,
   *,
-  patch_size: Size | None = None,
+  change: Change | None = None,
 ) -> Setup:
-  """Return the Setup of a run, or of its steps with this size of patches.
+  """Return the Setup of a run, or of its steps with a changed model.
 
   Devices of the mesh may be described only, to compile for them. `choose` is a
   function (model, images, backward=...) -> the model with its attention.
 
   Raises:
-    UserError: if the settings do not fit each other, the data or the mesh.
+    UserError: if the parts do not fit each other, the data or the mesh.
   """
-  batch_size, accum_steps = examples.batch_size, settings.accum_steps
+  batch_size, accum_steps = examples.batch_size, training.accum_steps
   sharding.check_batch_size(batch_size, mesh, parts=accum_steps)
   if examples.num_classes == 1 and not jnp.ndim(examples.first['label']):
     raise UserError(
@@ -151,35 +129,32 @@ def make(
   shape = examples.first['image'].shape[-3:]  # of one of several views
   images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
   timeline = Timeline(batch_size, examples.count)
-  total_steps = timeline.steps(settings.total)
+  total_steps = timeline.steps(training.total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
 
-  described = with_num_classes(settings.model, examples.num_classes)
-  described = with_patches(described, patch_size)
+  described = with_num_classes(training.model, examples.num_classes)
+  described = change(described) if change else described
   model = choose(described, images)
-  fn = compiled.reuse(settings.objective, model, preprocess=settings.preprocess)
+  fn = compiled.reuse(training.objective, model, preprocess=training.preprocess)
   objective = compiled.reuse(as_objective, fn)
   if objective.teachers:  # runs never share what an old file said
     objective = objective.of_run(timeline, images, choose)
   else:
     objective = compiled.reuse(objective.of_run, timeline, images)
-  _check(objective, settings)
-  if 'grid' in examples.first and not objective.for_grids:
-    raise UserError(
-      f'{type(objective).__name__} cannot learn from images of any aspect '
-      'ratio (KeepAspect). Use a loss of labels, without mixing, or distill.'
-    )
+  _check(objective, training)
+  objective.check(examples.first)
   teachers = {}
   for name, teacher in objective.teachers.items():
     remedy = f'--config.objective.{name}.same_classes=True'
     names = teacher.class_names, examples.class_names
     check_class_names(name, *names, remedy)
-    teachers[name] = teacher.abstract_params(mesh, rules)
+    teachers[name] = teacher.abstract_params(mesh, training.sharding)
 
-  learning_rate = compiled.reuse(settings.schedule, timeline)
+  learning_rate = compiled.reuse(training.schedule, timeline)
   make_tx = Partial(
-    settings.optimizer, learning_rate=learning_rate, timeline=timeline
+    training.optimizer, learning_rate=learning_rate, timeline=timeline
   )
+  probes = training.probes or {}
   init, state, step = compiled.reuse(
     make_step,
     model,
@@ -187,11 +162,11 @@ def make(
     loss_fn=objective,
     make_tx=make_tx,
     mesh=mesh,
-    rules=rules,
+    rules=training.sharding,
     accum_steps=accum_steps,
-    ema_weight=settings.ema,
-    freeze=() if settings.optimizer.thaw else settings.optimizer.freeze,
-    probes={k: Partial(x, timeline) for k, x in (probes or {}).items()},
+    ema_weight=training.ema,
+    freeze=() if training.optimizer.thaw else training.optimizer.freeze,
+    probes={k: Partial(x, timeline) for k, x in probes.items()},
   )
   batch = compiled.batch_shapes(examples.first, batch_size, mesh)
   return Setup(
@@ -210,64 +185,77 @@ def make(
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The Setups of a run, whose steps may differ in the size of the patches.
+  """The Setups of a run, whose steps may have variants of the model.
 
   Attributes:
+    ready: the Setup of the run.
     setups: all that occur, by what they are named in metrics.
     of_step: index of the Setup of each step, uint8 [total_steps].
   """
 
+  ready: Setup
   setups: Mapping[str, Setup]
   of_step: Any
+
+  def parts(self) -> dict[str, Any]:
+    """Return what a Monitor needs."""
+    flops = [x.flops_per_step() for x in self.setups.values()]
+    names = [*self.setups]
+    return {'flops_per_step': flops, 'parts': names, 'of_step': self.of_step}
+
+  def step(self, number: int) -> Any:
+    """Return the jitted step of a number, from 1."""
+    return [*self.setups.values()][self.of_step[number - 1]].step
 
   @classmethod
   def of(
     cls,
-    ready: Setup,
-    sizes: Sizes | None,
-    seed: int,
-    make_one: Callable[..., Setup],
+    training: Training,
+    examples: Examples,
+    mesh: Any,
+    choose: Callable[..., Model],
   ) -> 'Plan':
-    """Return the plan of a run whose own Setup is `ready`.
-
-    `make_one` is a function (patch_size=...) -> Setup.
+    """Return the plan of a run, see `make`.
 
     Raises:
       UserError: if a size does not fit, or needs other parameters.
     """
-    steps = ready.total_steps
-    if sizes is None:
-      return cls({'': ready}, np.zeros(steps, np.uint8))
-    used, of_step = np.unique(sizes.of_steps(steps, seed), return_inverse=True)
+    ready = make(training, examples, mesh, choose)
+    steps, variants = ready.total_steps, training.variants
+    if variants is None:
+      return cls(ready, {'': ready}, np.zeros(steps, np.uint8))
+    drawn = variants.of_steps(steps, training.seed)
+    used, of_step = np.unique(drawn, return_inverse=True)
     setups, expected = {}, jax.tree.map(jnp.shape, ready.state)
-    for size in (sizes.patch_sizes[i] for i in used):
+    names = [*variants.changes]
+    for name in (names[i] for i in used):
+      change = variants.changes[name]
       try:
-        made = make_one(patch_size=size)
+        made = make(training, examples, mesh, choose, change=change)
         jax.eval_shape(made.step, **made.shapes)
       except UserError as error:
-        raise type(error)(f'sizes, patch_size={size}: {error}') from error
+        raise type(error)(f'variants, {name}: {error}') from error
       if jax.tree.map(jnp.shape, made.state) != expected:
         raise UserError(
-          f'sizes, patch_size={size}: this model or objective has other '
-          'parameters for each size. Use objectives of logits, and '
-          'embeddings of vit_jax/models/flexi.py.'
+          f'variants, {name}: this model or objective has other parameters for '
+          'each variant. Use objectives of logits, and models whose parameters '
+          'do not depend on it.'
         )
-      sides = dict.fromkeys(made.model.embedding.patch_size)
-      setups[f'patch_{"x".join(map(str, sides))}'] = made
-    return cls(setups, of_step.astype(np.uint8))
+      setups[name] = made
+    return cls(ready, setups, of_step.astype(np.uint8))
 
 
-def _check(objective, settings):
-  if settings.ema and objective.ema_weight:
+def _check(objective, training):
+  if training.ema and objective.ema_weight:
     raise UserError(
-      f'ema={settings.ema}, but the teacher of this objective is an EMA with a '
+      f'ema={training.ema}, but the teacher of this objective is an EMA with a '
       'momentum of its own. Leave ema out, and set --config.objective.momentum.'
     )
   compare = [k for k, x in objective.terms.items() if x.whole_batch]
-  if settings.accum_steps > 1 and (compare or objective.whole_batch):
+  if training.accum_steps > 1 and (compare or objective.whole_batch):
     what = f'the term {compare[0]!r}' if compare else 'the loss'
     raise UserError(
-      f'accum_steps={settings.accum_steps}, but {what} of this objective '
+      f'accum_steps={training.accum_steps}, but {what} of this objective '
       'compares all images of a batch. Leave accum_steps out, and use a '
       'smaller batch.'
     )

@@ -140,6 +140,14 @@ class Objective:
     """
     return self
 
+  def check(self, example: Mapping[str, Any]) -> None:
+    """Raise UserError if the loss is not for such examples."""
+    if 'grid' in example and not self.for_grids:
+      raise UserError(
+        f'{type(self).__name__} cannot learn from images of any aspect ratio '
+        '(KeepAspect). Use a loss of labels, without mixing, or distill.'
+      )
+
   def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
     """Return params['objective'], which no reader of the weights sees."""
     return {}

@@ -25,6 +25,7 @@ from vit_jax.objectives.mae import Mae
 from vit_jax.objectives.mixing import Mixed, Mixup
 from vit_jax.parallel import sharding
 from vit_jax.tools import predict
+from vit_jax.training import Training
 from vit_jax.weights import bundle, formats
 
 KEEP, RNG = KeepAspect(4, 12), np.random.default_rng(0)
@@ -113,14 +114,14 @@ def test_predictions_and_a_teacher_keep_the_aspect(tmp_path):
 def test_what_cannot_take_them_is_refused_by_name():
   source = Synthetic(image_size=12, num_classes=4, num_examples=8)
   data, mesh = Data(source, 8, (KEEP,)), sharding.make_mesh()
-  model, given = tiny.vit(num_classes=4, posemb=None), {'ema': None}
-  given |= {'optimizer': None, 'schedule': None, 'total': steps(1)}
-  given |= {'model': model, 'preprocess': np.float32, 'accum_steps': 1}
-  how = setup.Examples.of(data), mesh, None, lambda model, images: model
+  model = tiny.vit(num_classes=4, posemb=None)
+  given = {'optimizer': None, 'schedule': None, 'total': steps(1)}
+  given |= {'model': model, 'data': data}
+  how = setup.Examples.of(data), mesh, lambda model, images: model
   mixed = functools.partial(Mixed, mixer=Mixup(1.0), objective=softmax_xent)
   for objective, name in (mixed, 'Mixed'), (Mae, 'Mae'):
     with pytest.raises(ValueError, match=f'{name} .*KeepAspect'):
-      setup.make(setup.Settings(objective=objective, **given), *how)
+      setup.make(Training(objective=objective, **given), *how)
   for part in {'posemb': posemb.Learned()}, {'pooling': NoPooling()}:
     with pytest.raises(ValueError, match=r'KeepAspect.*(Learned|NoPooling)'):
       grid_of(model.clone(**part), BATCH)

@@ -30,6 +30,7 @@ from vit_jax.objectives.distillation import Distillation, Teacher
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.train import train
+from vit_jax.training import Training
 
 MODEL = VisionTransformer(**TINY_VIT)
 IMAGES = jax.ShapeDtypeStruct((1, 8, 12, 3), jnp.float32)
@@ -181,12 +182,14 @@ def test_a_run_records_its_choices_and_resumes_with_them(tmp_path, monkeypatch):
     )
     train(
       workdir,
-      model=model,
-      data=Data(Digits(split='train'), batch_size=16, num_threads=1),
-      objective=objective,
-      optimizer=Optimizer(optax.sgd),
-      schedule=Schedule(lr=0.1, decay='constant'),
-      total=steps(total),
+      Training(
+        model=model,
+        data=Data(Digits(split='train'), batch_size=16, num_threads=1),
+        objective=objective,
+        optimizer=Optimizer(optax.sgd),
+        schedule=Schedule(lr=0.1, decay='constant'),
+        total=steps(total),
+      ),
       provenance=Provenance(allow_changes=('total_steps',)),
     )
     file = workdir / 'attention.json'

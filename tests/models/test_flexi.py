@@ -23,7 +23,8 @@ from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.monitor import Logging
 from vit_jax.runs.records import read_records
 from vit_jax.tools.convert import save
-from vit_jax.train import Evaluation, train
+from vit_jax.train import train
+from vit_jax.training import Evaluation, Training
 from vit_jax.weights import formats
 
 EMBEDDING = flexi.FlexiPatches(4, kernel_size=3)
@@ -42,12 +43,13 @@ def run(workdir, **options):
     'optimizer': Optimizer(optax.adam),
     'schedule': Schedule(lr=0.01, decay='constant'),
     'total': steps(8),
-    'sizes': SIZES,
+    'variants': SIZES,
     'checkpoints': Checkpoints(every=steps(3)),
     'logging': Logging(every=steps(8)),
     **options,
   }
-  return train(workdir, **options)
+  call = {k: options.pop(k) for k in ('provenance',) if k in options}
+  return train(workdir, Training(**options), **call)
 
 
 def test_a_run_equals_plain_models_and_resumes(tmp_path, capsys):
@@ -61,7 +63,10 @@ def test_a_run_equals_plain_models_and_resumes(tmp_path, capsys):
 
     return types.SimpleNamespace(run=run)
 
-  evals = {f'patch{n}': Evaluation(evaluator, patch_size=n) for n in (2, 4)}
+  evals = {
+    f'patch{n}': Evaluation(evaluator, change=SIZES.changes[f'patch_{n}'])
+    for n in (2, 4)
+  }
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   final = run(whole, evals=evals)
   run(parts, total=steps(4))
@@ -120,11 +125,11 @@ def test_kernels_are_resized_in_a_program_as_in_numpy(size):
 @pytest.mark.parametrize(
   'options, message',
   [
-    ({'sizes': flexi.RandomPatches((2, 3))}, r'patch_size=3: .*3x3'),
+    ({'variants': flexi.RandomPatches((2, 3))}, r'patch_3: .*3x3'),
     ({'model': tiny.vit()}, r'patches of this model have one size'),
     (
       {'model': tiny.vit(embedding=EMBEDDING)},
-      r'patch_size=2: this model or objective has other parameters',
+      r'patch_2: this model or objective has other parameters',
     ),
   ],
 )

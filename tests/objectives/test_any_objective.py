@@ -46,6 +46,7 @@ from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import make_step
 from vit_jax.step import Term, TrainState, as_objective
 from vit_jax.train import train
+from vit_jax.training import Training
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
@@ -232,16 +233,18 @@ def run(workdir, name, path, **options):
     rule = Optimizer(optax.adamw, freeze=('(?!objective/).*',), thaw=steps(1))
   return train(
     workdir,
-    model=model_of(name),
-    data=data_of(name),
-    objective=OBJECTIVES[name](path),
-    optimizer=rule,
-    schedule=lambda timeline: lambda step: 1e-2,
-    total=steps(4),
-    checkpoints=Checkpoints(every=steps(2), keep_last=2),
-    mesh=MeshSizes(data=2, fsdp=2, model=2),
-    logging=Logging(every=steps(1)),
-    **options,
+    Training(
+      model=model_of(name),
+      data=data_of(name),
+      objective=OBJECTIVES[name](path),
+      optimizer=rule,
+      schedule=lambda timeline: lambda step: 1e-2,
+      total=steps(4),
+      checkpoints=Checkpoints(every=steps(2), keep_last=2),
+      mesh=MeshSizes(data=2, fsdp=2, model=2),
+      logging=Logging(every=steps(1)),
+      **options,
+    ),
   )
 
 

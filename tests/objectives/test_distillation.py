@@ -26,6 +26,7 @@ from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.step import Context
 from vit_jax.train import train
+from vit_jax.training import Training
 from vit_jax.weights import formats
 
 RNG = np.random.default_rng(0)
@@ -258,16 +259,18 @@ def test_other_classes_of_the_teacher_are_refused(tmp_path, monkeypatch):
     teacher = Teacher(path, **fields)
     return train(
       tmp_path / 'run',
-      model=TWO_HEADS,
-      data=Data(source, 8),
-      objective=functools.partial(
-        Distillation, teacher=teacher, kind='hard', weight=0.5
+      Training(
+        model=TWO_HEADS,
+        data=Data(source, 8),
+        objective=functools.partial(
+          Distillation, teacher=teacher, kind='hard', weight=0.5
+        ),
+        optimizer=Optimizer(optax.adam),
+        schedule=lambda timeline: lambda step: 1e-3,
+        total=steps(4),
+        mesh=MeshSizes(data=2, fsdp=2, model=2),
+        sharding=rules,
       ),
-      optimizer=Optimizer(optax.adam),
-      schedule=lambda timeline: lambda step: 1e-3,
-      total=steps(4),
-      mesh=MeshSizes(data=2, fsdp=2, model=2),
-      sharding=rules,
       dry_run=True,
     )
 

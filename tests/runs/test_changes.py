@@ -62,7 +62,7 @@ def begun(workdir, now, step=5):
     ({'schedule.lr': 0.2}, 'schedule.lr: 0.1 -> 0.2'),
     ({'model.dropout': 0.1}, 'model.dropout: 0.0 -> 0.1'),
     ({'data.source.split': 'test'}, "data.source.split: 'train' -> 'test'"),
-    ({'ema.decay': 0.9}, "ema: None -> 'not set'"),
+    ({'ema.decay': 0.9}, "ema.decay: 'not set' -> 0.9"),
     ({'accum_steps': 2}, 'accum_steps: 1 -> 2'),
     ({'evals.val.data.labels': False}, 'data.labels: True -> False'),
     ({'evals.val.loss': 'sigmoid'}, "val.loss: 'softmax' -> 'sigmoid'"),

@@ -28,6 +28,7 @@ from vit_jax.config.calls import make as make
 from vit_jax.config.calls import parameters_of as parameters_of
 from vit_jax.config.calls import plan_run as plan_run
 from vit_jax.config.calls import resolve as resolve
+from vit_jax.config.calls import schema_of as schema_of
 from vit_jax.config.loading import about as about
 from vit_jax.config.loading import import_configs as import_configs
 from vit_jax.config.loading import load as load

@@ -76,9 +76,13 @@ class Call:
   kwargs: dict[str, Any]  # calls within them are not made yet either
   where: str = ''  # dotted path in the config
   hidden: Sequence[str] = ()  # arguments that the config cannot set
+  run: Any = None  # function (workdir, what is made, ...), of a whole config
 
   def make(self, *args: Any, **supplied: Any) -> Any:
     """Make all calls, innermost first, and return the result of this one."""
+    if self.run:
+      made = dataclasses.replace(self, run=None).make()
+      return self.run(*args, made, **supplied)
     kwargs = {name: make(value) for name, value in self.kwargs.items()}
     if missing_of(self.fn, kwargs | supplied, len(args)):
       return Partial(self.fn, *args, **kwargs, **supplied)
@@ -99,6 +103,7 @@ def make(value: Any) -> Any:
 def plan_run(config: Any, **supplied: Any) -> Call:
   """Return the Call of the function that config.run names, all of it checked.
 
+  For a function (workdir, settings, *, ...) it is the Call of its settings.
   `supplied` are arguments that the command line sets; the config cannot. A
   ConfigError lists all problems: unknown keys (with a suggestion), missing
   arguments, values that do not fit, targets that cannot be imported.
@@ -115,10 +120,11 @@ def plan_run(config: Any, **supplied: Any) -> Call:
       f'{name} has no argument {", ".join(unknown)}, which a flag sets. Leave '
       'the flag out.'
     )
-  call = plan.call(fn, values, '', hidden=(*HIDDEN, *supplied))
+  schema = schema_of(fn)
+  call = plan.call(schema or fn, values, '', hidden=(*HIDDEN, *supplied))
   plan.require_all(call, call.hidden)
   plan.finish()
-  return call
+  return dataclasses.replace(call, run=fn if schema else None)
 
 
 def resolve(value: Any) -> Any:
@@ -382,6 +388,18 @@ def parameters_of(fn: Any) -> Mapping[str, inspect.Parameter]:
     found = {k: v for k, v in found.items() if k not in ('parent', 'name')}
   positional = inspect.Parameter.VAR_POSITIONAL
   return {k: v for k, v in found.items() if v.kind != positional}
+
+
+def schema_of(fn: Any) -> Any:
+  """Return the dataclass that `fn(workdir, settings, *, ...)` takes, or None.
+
+  Then the keys of a config that runs `fn` are the fields of its settings.
+  """
+  named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+  names = [k for k, p in parameters_of(fn).items() if p.kind == named]
+  found = hints_of(fn).get(names[1]) if len(names) == 2 else None
+  is_schema = inspect.isclass(found) and dataclasses.is_dataclass(found)
+  return found if is_schema else None
 
 
 def is_required(parameter: inspect.Parameter) -> bool:

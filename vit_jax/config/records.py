@@ -55,9 +55,11 @@ def _of_call(call, key, marks):
   flat = calls.rest_field_of(call.fn)
   if flat:  # the target and its keywords stand next to the own fields
     yield from entries(call.kwargs[flat.name], key, marks)
-  else:
-    name = values.join(key, 'target' if key else 'run')
+  elif key:
+    name = values.join(key, 'target')
     yield Entry(key=name, value=calls.full_name(call.fn), marks=marks)
+  elif not dataclasses.is_dataclass(fn := call.run or call.fn):
+    yield Entry(key='run', value=calls.full_name(fn), marks=marks)
   parameters, hints = calls.parameters_of(call.fn), values.hints_of(call.fn)
   for name in dict.fromkeys([*parameters, *call.kwargs]):
     if flat and name == flat.name:

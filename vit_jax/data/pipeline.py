@@ -24,8 +24,9 @@ With the class attribute `takes_encoded` a transform may get an
 arrays, such as the views of MultiCrop, which join the example. With the class
 attribute `takes_example` a transform is t(example, rng) -> example, and changes
 label, boxes or masks with the image: an example has 'image', 'label' and what
-`Data.keep` names. With num_workers > 0 sources and transforms must be
-picklable.
+`Data.keep` names. A last transform whose `of_predictions()` returns another
+decides how images of predictions are made, if no evaluator does. With
+num_workers > 0 sources and transforms must be picklable.
 
 Training visits the positions 0, 1, 2, ... of an order, see order.py. A global
 batch is a range of positions. Each process reads an equal, contiguous part of
@@ -150,6 +151,19 @@ class Data:
       return ''
     names = ', '.join(sorted(found))
     return names and f'data.keep leaves out keys of the examples: {names}.'
+
+  def of_predictions(self, transforms: Sequence[Transform]) -> dict[str, Any]:
+    """Return what predictions need: transforms, class names and targets.
+
+    `transforms` are those of evaluation; () for those that training implies.
+    """
+    last = [x for x in self.transforms[-1:] if hasattr(x, 'of_predictions')]
+    implied = tuple(x.of_predictions() for x in last)
+    return {
+      'transforms': transforms or implied or None,
+      'class_names': getattr(self.source, 'class_names', None),
+      'targets': getattr(self.source, 'targets', None),
+    }
 
   def fingerprint(self) -> dict[str, Any]:
     """Return {'source.NAME': JSON value}, which differ for other data."""

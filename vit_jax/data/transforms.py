@@ -354,6 +354,10 @@ class KeepAspect(_Crop):
   def __post_init__(self) -> None:
     pass  # there is no `size`
 
+  def of_predictions(self) -> 'KeepAspect':
+    """Return the transform without random crops."""
+    return dataclasses.replace(self, area=(1.0, 1.0))
+
   def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
     ratio = shape[1] / shape[0]
     return _box_torch(shape[0], shape[1], self.area, (ratio, ratio), rng)

@@ -8,6 +8,7 @@ arguments of its config. Optional attributes of an evaluator:
   metrics                 {name: types.Kind} of results; 'NAME/': all below it
   class_names             of the data; the model must have the same
   predictions             reports.confusion.Predictions, or another with `write`
+  transforms              of its images, which predictions need, too
   pictures(params)        {title: rows of images}, see attention_figures.sheet
 """
 
@@ -122,6 +123,12 @@ def run(evaluators: Evaluators, params: Params, step: int) -> dict[str, float]:
       'the value; no checkpoint and no run is chosen as the best by it.'
     )
   return results
+
+
+def transforms(evaluators: Evaluators) -> Sequence[Any]:
+  """Return the transforms of the first evaluator that has some, or ()."""
+  found = (getattr(x, 'transforms', ()) for x in evaluators.values())
+  return next(filter(None, found), ())
 
 
 def kinds(evaluators: Evaluators) -> dict[str, Kind]:

@@ -3,15 +3,13 @@
 "FlexiViT: One Model for All Patch Sizes" (Beyer et al., 2023, section 3.4):
 the patch kernel and the position table are stored at sizes of their own, and
 resized in each pass. Resizing what was resized loses information.
-
-The sizes of a run are any object with `patch_sizes`, and with `of_steps`, which
-depends on its arguments only, so that all hosts and a run that resumes agree.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -103,10 +101,8 @@ def _plain(cls, part):
   return cls(**{x.name: getattr(part, x.name) for x in dataclasses.fields(cls)})
 
 
-def with_patches(model: Any, patch_size: Size | None) -> Any:
-  """Return the model for other patches; None: as it is."""
-  if patch_size is None:
-    return model
+def with_patches(model: Any, patch_size: Size) -> Any:
+  """Return the model for other patches."""
   embedding = getattr(model, 'embedding', None)
   if not isinstance(embedding, FlexiPatches):
     raise UserError(
@@ -117,19 +113,9 @@ def with_patches(model: Any, patch_size: Size | None) -> Any:
   return model.clone(embedding=embedding)
 
 
-class Sizes(Protocol):
-  """Sizes of the patches in each step of a run."""
-
-  @property
-  def patch_sizes(self) -> Sequence[Size]: ...
-
-  def of_steps(self, count: int, seed: int, /) -> Any:
-    """Return the index of the size in each step, uint8 [count]."""
-
-
 @dataclasses.dataclass(frozen=True)
 class RandomPatches:
-  """Each step draws a size ("FlexiViT", section 3.4).
+  """Variants of a run: each step draws a size ("FlexiViT", section 3.4).
 
   Attributes:
     patch_sizes: int or (height, width) each.
@@ -149,6 +135,16 @@ class RandomPatches:
         f'weights={tuple(self.weights)} must be one number for each of the '
         f'{len(self.patch_sizes)} patch_sizes, and not all 0.'
       )
+
+  @property
+  def changes(self) -> dict[str, Callable[[Any], Any]]:
+    """Functions model -> model, 'patch_16' or 'patch_4x2' by name."""
+    found = dict[str, Callable[[Any], Any]]()
+    for size in self.patch_sizes:
+      sides = dict.fromkeys(map(str, as_pair(size)))
+      change = functools.partial(with_patches, patch_size=size)
+      found[f'patch_{"x".join(sides)}'] = change
+    return found
 
   def of_steps(self, count: int, seed: int) -> Any:
     weights = np.cumsum(self.weights or (1.0,) * len(self.patch_sizes))

@@ -172,13 +172,7 @@ class Block(nn.Module):
     shared: Any = None,
     lengths: Array | None = None,
   ) -> Array:
-    """Apply the layer.
-
-    Args:
-      x: [B, N, D].
-      drop_rate, shared: see `drop_path` and `PositionEmbedding.shared`.
-      lengths: int32 [B], the tokens of each example before padding.
-    """
+    """Apply the layer; see drop_path, PositionEmbedding.shared, attention."""
     options = self.options
     norm = functools.partial(options.make_norm, self.dtype)
     x = keep_batch_split(x)
@@ -263,14 +257,12 @@ class Layers:
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
 
-    Args:
-      model: has `layer`, depth, stochastic_depth, scan and remat.
-      x: [B, N, D].
-      training, per_layer: whether stochastic depth acts; see the result.
-      shared, fields: arguments and fields of all layers.
+    `model` has `layer`, depth, stochastic_depth, scan and remat. `training`
+    says whether stochastic depth acts; `shared` and `fields` are arguments and
+    fields of all layers.
 
     Returns:
-      [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
+      [B, N, D] as x, and {'block_i': [B, N, D]}, empty if not per_layer.
     """
     x, rates = keep_rows(x), None
     if training and model.stochastic_depth:

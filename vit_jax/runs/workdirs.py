@@ -279,7 +279,9 @@ def compare(
     for key, value in now['data'].items()
     if key in before['data']
   ]
-  return [Change(key, old, new) for key, old, new in pairs if old != new]
+  # A version may have other keys, whose None says that there is no such part.
+  same = (None, 'not set'), ('not set', None)
+  return [Change(*x) for x in pairs if x[1] != x[2] and x[1:] not in same]
 
 
 def _evaluator(key):

@@ -65,24 +65,15 @@ def main(_: Sequence[str]) -> None:
     'topology': topology,
     'jax': jax.__version__,
   }
-  devices, parts = lowering.find_devices(topology), lowering.patch_sizes(loaded)
-  found = [
-    about
-    | lowering.measure(
-      loaded,
-      devices,
-      image_shape=_IMAGE_SHAPE.value and tuple(map(int, _IMAGE_SHAPE.value)),
-      num_classes=_NUM_CLASSES.value,
-      patch_size=size,
-    )
-    for size in parts
-  ]
+  row = about | lowering.measure(
+    loaded,
+    lowering.find_devices(topology),
+    image_shape=_IMAGE_SHAPE.value and tuple(map(int, _IMAGE_SHAPE.value)),
+    num_classes=_NUM_CLASSES.value,
+  )
   if _JSON.value:
-    write_json(_JSON.value, found if len(found) > 1 else found[0])
-  for row in found:
-    rows.show(row, _OPERATIONS.value)
-  if len(found) > 1:
-    rows.show_sizes(found, [*parts.values()])
+    write_json(_JSON.value, row)
+  rows.show(row, _OPERATIONS.value)
 
 
 if __name__ == '__main__':

@@ -1,12 +1,11 @@
 """The train step of a config, lowered for devices that need not be there."""
 
+import dataclasses
 import functools
-import inspect
 import os
 import pathlib
 import re
 import time
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +16,13 @@ from jax.experimental import topologies
 from vit_jax import config as configs
 from vit_jax import setup
 from vit_jax.analysis import flops
+from vit_jax.config import Call
 from vit_jax.data.transforms import apply
 from vit_jax.models import attention, attention_choice, pallas_layer
 from vit_jax.parallel.sharding import slice_of
 from vit_jax.runs.compiled import gib_on_a_device
 from vit_jax.tools.compile import roofline, rows
-from vit_jax.train import train
-from vit_jax.types import Shape, Size, UserError
+from vit_jax.types import Shape, UserError
 
 EXAMPLES = (
   'v2:4x4, v3:4x8, v4:4x4x4, v5e:16x16, v5e:16x16*4, v5p:4x4x4, v6e:16x16, '
@@ -56,17 +55,6 @@ def measure(
   return row | {'compile_cpu_s': time.process_time() - cpu}
 
 
-def patch_sizes(config: Any) -> dict[Any, float]:
-  """Return {size of patches: its part of the steps}; None: the model's."""
-  run = _train_arguments(config)
-  if run.sizes is None:
-    return {None: 1.0}
-  drawn = run.sizes.of_steps(100_000, run.seed)  # the length is not known
-  counts = np.bincount(drawn, minlength=len(run.sizes.patch_sizes))
-  parts = zip(run.sizes.patch_sizes, counts.tolist())
-  return {size: count / len(drawn) for size, count in parts if count}
-
-
 def compile_for(device: Any, lowered: Any) -> Any:
   """Compile a program so that rows.py can read its costs."""
   is_gpu = device.platform == 'gpu'
@@ -79,21 +67,21 @@ def lower(
   *,
   image_shape: Shape | None = None,
   num_classes: int = 1000,
-  patch_size: Size | None = None,
 ) -> tuple[Any, dict[str, Any]]:
   """Lower the train step of a config, made as in train(), but from shapes.
 
   The devices are present, or described. Images [H, W, C] are by default what
   the transforms make of RGB images; `num_classes` is for a model without a
-  number, and `patch_size` one of the config's. Returns jax.stages.Lowered, and
-  the part of its row that needs no compilation.
+  number. Of a run with variants, it is the step of the model itself. Returns
+  jax.stages.Lowered, and the part of its row that needs no compilation.
   """
-  run = _train_arguments(config)
-  model, batch_size = run.model, run.batch_size
+  training = _training_of(config)
+  model, data = training.model, training.data
+  batch_size = data.batch_size
   example = {'image': np.zeros(image_shape or (), np.uint8)}
   if image_shape is None:
-    example = _example(run.transforms)
-  mesh = run.mesh.make(devices)
+    example = _example(data.transforms)
+  mesh = training.mesh.make(devices)
   given = getattr(model, 'num_classes', None)  # 0: no head
   examples = setup.Examples(
     batch_size=batch_size,
@@ -101,11 +89,10 @@ def lower(
     first={**example, 'label': np.int32(0)},
     num_classes=num_classes if given is None else None,
   )
-  settings = setup.Settings.of(vars(run))
   choose = functools.partial(_with_attention, mesh=mesh)
-  how = settings, examples, mesh, run.sharding, choose, run.probes
-  ready = setup.make(*how, patch_size=patch_size)
+  ready = setup.make(training, examples, mesh, choose)
   model, layers = ready.model, getattr(ready.model, 'layers', None)
+  variants = training.variants and ', '.join(training.variants.changes)
   with jax.set_mesh(mesh):
     lowered = ready.step.lower(**ready.shapes)
     step_flop = flops.count(ready.step, **ready.shapes)
@@ -116,7 +103,7 @@ def lower(
     'slices': len({*map(slice_of, devices)}),
     'batch_size': batch_size,
     'image_shape': 'x'.join(map(str, ready.images.shape[1:])),
-    **({'patch_size': patch_size} if patch_size else {}),
+    **({'variants_not_counted': variants} if variants else {}),
     'num_classes': model.num_classes,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'layers': layers and type(layers).__name__,
@@ -159,25 +146,22 @@ def _run(model, rngs, images):
   return model.apply(params, images, train=True, rngs=rngs)
 
 
-def _train_arguments(config):
-  """Return the arguments of train(), with `batch_size` and `transforms`.
+def _training_of(config):
+  """Return the Training of a config, whose data have no source.
 
-  Data is not opened, and evals, checkpoint and init_from are not made.
+  Evaluators, checkpoints and weights are not made.
   """
   if config.get('run') != 'vit_jax.train.train':
     raise UserError(
       f'This config runs {config.get("run")}, and only vit_jax.train.train has '
       'a train step. For a study, use the config of one training.'
     )
-  arguments = configs.plan_run(config).kwargs
-  data = arguments['data'].kwargs
-  unused = ('data', 'evals', 'checkpoints', 'init_from')
-  given = {k: v for k, v in arguments.items() if k not in unused}
-  given['batch_size'] = data['batch_size']
-  given['transforms'] = data.get('transforms', ())
-  parameters = inspect.signature(train).parameters.values()
-  defaults = {p.name: p.default for p in parameters}
-  return types.SimpleNamespace(**defaults | configs.make(given))
+  call = configs.plan_run(config)
+  data, unused = call.kwargs['data'], ('evals', 'checkpoints', 'init_from')
+  without = {'source': None, 'labels': True}
+  data = dataclasses.replace(data, kwargs=data.kwargs | without)
+  kept = {k: v for k, v in call.kwargs.items() if k not in unused}
+  return configs.make(Call(call.fn, kept | {'data': data}))
 
 
 def _example(transforms):

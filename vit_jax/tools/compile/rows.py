@@ -5,7 +5,7 @@ core of TPU v2 and v3, which have two per chip. Unknown numbers are None. TPUs
 have cycles and a step time, GPUs a lower bound of it, see roofline.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.io import terminal
@@ -160,26 +160,6 @@ def show(row: dict[str, Any], operations: int = 0) -> None:
   if ranked := row.get('operations', ())[:operations]:
     lines = [(f'{part}: {op}', f'{n / scale:,.2f}') for part, op, n in ranked]
     terminal.table('Operations', ('', unit), lines)
-
-
-def show_sizes(rows: Sequence[dict[str, Any]], parts: Sequence[float]) -> None:
-  """Print a step of each size of patches, and the run: largest, mean, sum."""
-  means = 'model_tflop', 'megacycles', 'step_ms', 'roofline_ms'
-  keys = ['total_gib', *means, 'compile_cpu_s']
-  keys = [key for key in keys if rows[0].get(key) is not None]
-  lines = [
-    (text(row['patch_size']), part, [row[key] for key in keys])
-    for row, part in zip(rows, parts)
-  ]
-  of_run = []
-  for key, *values in zip(keys, *(x for *_, x in lines)):
-    mean = sum(part * x for part, x in zip(parts, values))
-    of_run.append(mean if key in means else max(values))
-    if key == 'compile_cpu_s':
-      of_run[-1] = sum(values)
-  lines.append(('all', 1.0, of_run))
-  cells = [(size, f'{part:.1%}', *map(text, x)) for size, part, x in lines]
-  terminal.table('Sizes of patches', ('', 'steps', *keys), cells)
 
 
 def text(value: Any) -> str:
