@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import timing
 
-from vit_jax.models.attention_choice import Chooser
 from vit_jax.models.dense import Normalize
+from vit_jax.models.pallas.choice import Chooser
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.step import TrainState, train_step
 from vit_jax.zoo import names

@@ -2,7 +2,7 @@
 
 import inspect
 
-from vit_jax.models.attention_choice import Chooser
+from vit_jax.models.pallas.choice import Chooser
 
 
 def all_set(make, without=(), **options):

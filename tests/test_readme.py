@@ -31,8 +31,8 @@ TEXT = '\n'.join([README, *PAGES.values()])
 
 
 def _commands(program):
-  blocks = re.findall(r'```bash\n(.*?)```', TEXT, re.S)
-  lines = '\n'.join(blocks).splitlines()
+  blocks = '\n'.join(re.findall(r'```bash\n(.*?)```', TEXT, re.S))
+  lines = re.sub(r' *\\\n *', ' ', blocks).splitlines()  # continued lines
   commands = {line.split('&&')[-1].strip() for line in lines}
   commands = {re.sub(r'^([A-Z_]+=\S* )+', '', command) for command in commands}
   return sorted(c for c in commands if c.startswith(f'python -m {program} '))

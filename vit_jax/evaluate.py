@@ -18,8 +18,8 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
 from vit_jax.io import terminal
-from vit_jax.models import attention_choice
 from vit_jax.models.dense import Normalize
+from vit_jax.models.pallas.choice import Chooser
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.reports import page, worst
 from vit_jax.runs import compiled, workdirs
@@ -84,9 +84,9 @@ def evaluate(
     )
   choices = workdirs.read(workdir, 'attention.json')
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  model = attention_choice.Chooser(
-    _largest_batch(evals), mesh, choices, terminal.say
-  )(model, images, backward=False)
+  model = Chooser(_largest_batch(evals), mesh, choices, terminal.say)(
+    model, images, backward=False
+  )
 
   def init():
     return model.init(jax.random.key(seed), jnp.zeros(images.shape))['params']

@@ -10,7 +10,7 @@ from vit_jax import config, setup
 from vit_jax.config import Provenance
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.io import terminal
-from vit_jax.models.attention_choice import Chooser
+from vit_jax.models.pallas.choice import Chooser
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.reports import attention_figures, page, worst

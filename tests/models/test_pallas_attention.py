@@ -17,8 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from processes import with_libtpu
 
-from vit_jax.models import pallas_attention
 from vit_jax.models.attention import attention
+from vit_jax.models.pallas import attention as pallas_attention
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SHAPES = {  # name: tokens, heads, width of a head
@@ -207,7 +207,7 @@ def test_takes_published_shapes(width, dtype):
 def test_compiles_for_tpus():
   code = """
 import jax
-from vit_jax.models import attention_choice
+from vit_jax.models.pallas import choice
 from vit_jax.models.vit import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools.compile import lowering
@@ -226,7 +226,7 @@ for topology in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
       attention='pallas',
     )
     images = jax.ShapeDtypeStruct((1, 2 * side, 2 * side, 3), 'float32')
-    layer = attention_choice.compile_layer(model, images, 2, device)
+    layer = choice.compile_layer(model, images, 2, device)
     text = layer.as_text()
     assert text.count('"tpu_custom_call"') == 2, (topology, side)
     print(topology, side)

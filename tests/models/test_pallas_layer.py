@@ -13,14 +13,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 from processes import with_libtpu
 
-from vit_jax.models import (
-  attention_choice,
-  dense,
-  pallas_attention,
-  pallas_layer,
-)
+from vit_jax.models import dense
 from vit_jax.models.axial import AxialViT
-from vit_jax.models.pallas_layer import KernelBlock, KernelLayers
+from vit_jax.models.pallas import attention as pallas_attention
+from vit_jax.models.pallas import choice
+from vit_jax.models.pallas import layer as pallas_layer
+from vit_jax.models.pallas.layer import KernelBlock, KernelLayers
 from vit_jax.models.posemb import Layout, Relative
 from vit_jax.models.vit import (
   Block,
@@ -134,7 +132,7 @@ def test_tokens_of_a_model_are_padded_to_whole_registers():
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_the_check_before_a_run(dtype, monkeypatch):
   device = jax.devices()[0]
-  check = functools.partial(attention_choice.check_layer, device=device)
+  check = functools.partial(choice.check_layer, device=device)
   error = check(model(dtype=dtype))
   assert error < (1e-5 if dtype == 'float32' else 0.1), error
   monkeypatch.setattr(pallas_layer, '_chunks', lambda hidden: [slice(0, 128)])

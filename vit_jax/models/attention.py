@@ -14,8 +14,9 @@ from flax import linen as nn
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models import dense, pallas_attention
+from vit_jax.models import dense
 from vit_jax.models.dense import BlockOptions, Dense, initializer
+from vit_jax.models.pallas import attention as kernel
 from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.types import UserError
 
@@ -101,7 +102,7 @@ def attention(
       jax.nn.dot_product_attention, 'cudnn' the fused one for NVIDIA GPUs;
       'einsum' is the only one that can drop attention weights or add to the
       logits; 'pallas' is the kernel for TPUs; 'auto' is `default`, or what
-      attention_choice.py measured.
+      pallas/choice.py measured.
     dropout_rate, dropout_rng: fraction of the weights to drop, and its key.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
     lengths: int32 [B], the keys of each example, at least 1, before padding.
@@ -123,8 +124,7 @@ def attention(
   if implementation == 'einsum':
     out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits, lengths)
   elif implementation == 'pallas':
-    keys = [] if lengths is None else [lengths]
-    out = pallas_attention.attend(q, k, v, *keys)
+    out = kernel.attend(q, k, v, lengths)
   elif implementation == 'cudnn':
     out = _cudnn(q, k, v, lengths)
   else:

@@ -18,7 +18,9 @@ from vit_jax import setup
 from vit_jax.analysis import flops
 from vit_jax.config import Call
 from vit_jax.data.transforms import apply
-from vit_jax.models import attention, attention_choice, pallas_layer
+from vit_jax.models import attention
+from vit_jax.models.pallas.choice import implementations
+from vit_jax.models.pallas.layer import with_kernels
 from vit_jax.parallel.sharding import slice_of
 from vit_jax.runs.compiled import gib_on_a_device
 from vit_jax.tools.compile import roofline, rows
@@ -117,8 +119,8 @@ def lower(
 def _with_attention(model, images, *, mesh, backward=True):
   """Return the model with the implementation that attention='auto' stands for.
 
-  A run measures what 'auto' is, see attention_choice.py. By the estimates in
-  docs/compile.md, TPUs are fastest with the kernels; GPUs get the default.
+  A run measures what 'auto' is, see models/pallas/choice.py. By the estimates
+  in docs/compile.md, TPUs are fastest with the kernels; GPUs get the default.
   """
   device = mesh.devices.flat[0]
   if getattr(model, 'attention', None) != 'auto' or device.platform == 'cpu':
@@ -128,9 +130,9 @@ def _with_attention(model, images, *, mesh, backward=True):
     name = 'pallas'
     if device.platform == 'gpu':
       name = attention.default(model.width // model.num_heads, model.dtype)
-    changes = [*attention_choice.implementations(name).values()]
+    changes = [*implementations(name).values()]
     if device.device_kind == 'TPU v6 lite':
-      changes.insert(0, pallas_layer.with_kernels)
+      changes.insert(0, with_kernels)
     for change in changes:
       try:
         candidate = change(model)

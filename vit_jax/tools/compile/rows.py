@@ -19,7 +19,7 @@ class Chip(NamedTuple):
   """A kind of device: memory, clock, and bandwidths.
 
   They are of all links, of memory, and of its part of the data-centre network.
-  `kernel_rate` is the part of the peak that pallas_attention.py reaches.
+  `kernel_rate` is the part of the peak that models/pallas/attention.py reaches.
   """
 
   hbm_gib: float

@@ -58,22 +58,21 @@ def attend(
   # Heads are merged outside: within, the compiler would write the products
   # before and after in a layout with heads apart, and copy them.
   arrays = [x.reshape(*x.shape[:2], heads * width) for x in (q, k, v)]
-  arrays += [] if lengths is None else [lengths]
   local: Any = functools.partial(_attend, width)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size > 1:  # the compiler cannot shard kernels
     names = tuple(a for a in mesh.axis_names if is_model_axis(a))
-    examples = _dividing(mesh, batch_axes(mesh), len(q))
-    spec = PartitionSpec(examples, None, _dividing(mesh, names, heads))
+    examples = dividing(mesh, batch_axes(mesh), len(q))
+    spec = PartitionSpec(examples, None, dividing(mesh, names, heads))
     # The check of replicated values (check_vma) does not support kernels.
-    specs = [spec] * 3 + [PartitionSpec(examples)] * len(arrays[3:])
+    specs = spec, spec, spec, PartitionSpec(examples)
     local = jax.shard_map(
-      local, in_specs=(*specs,), out_specs=spec, check_vma=False
+      local, in_specs=specs, out_specs=spec, check_vma=False
     )
-  return local(*arrays).reshape(q.shape)
+  return local(*arrays, lengths).reshape(q.shape)
 
 
-def _dividing(mesh, names, size):
+def dividing(mesh: Any, names: tuple[str, ...], size: int) -> tuple[str, ...]:
   """Return the axes, or () if they do not divide a size."""
   return names if size % math.prod(mesh.shape[n] for n in names) == 0 else ()
 
@@ -105,7 +104,7 @@ def _plan(tokens, heads, width, dtype):
 
   If none fits, heads are padded to whole registers, which may not fit either.
   """
-  rows, keys = _round_up(tokens, 16), _round_up(tokens, _LANES)
+  rows, keys = round_up(tokens, 16), round_up(tokens, _LANES)
 
   def plans(width, ahead):
     least = _least(heads, width)
@@ -114,19 +113,20 @@ def _plan(tokens, heads, width, dtype):
       short = [x for x in counts if x * rows * keys <= _UNROLLED]
       step = max((x for x in short if n % x == 0), default=least)
       # Two buffers of q, do, dq, k, v, dk and dv, and arrays of scores.
-      lanes = _round_up(n * width, _LANES)
+      lanes = round_up(n * width, _LANES)
       held = 14 * jnp.dtype(dtype).itemsize * rows * lanes
       held += 4 * (5 + 2 * min(ahead, step - 1)) * rows * keys
       yield _Plan(n, width, step, ahead, held)
 
   aligned = _LANES % width == 0 and _least(heads, width) * width % _LANES == 0
-  padded = width if aligned else _round_up(width, _LANES)
+  padded = width if aligned else round_up(width, _LANES)
   both = itertools.product((width, padded), (_AHEAD, 0))
   found = [plan for each, ahead in both for plan in plans(each, ahead)]
   return next((plan for plan in found if plan.held <= _BUDGET), found[-1])
 
 
-def _round_up(n, unit):
+def round_up(n: int, unit: int) -> int:
+  """Return the least multiple of unit that is not below n."""
   return -(-n // unit) * unit
 
 
@@ -137,7 +137,7 @@ def _least(heads, width):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(width, q, k, v, *lengths):
+def _attend(width, q, k, v, lengths):
   return _call(_forward, width, (q, k, v), lengths)[0]
 
 
@@ -146,16 +146,15 @@ def _attend_forward(width, *arrays):
 
 
 def _attend_backward(width, saved, gradient):
-  q, k, v, *lengths = saved
-  found = _call(_backward, width, (q, gradient, k, v), lengths)
-  return *found, *(None for _ in lengths)
+  q, k, v, lengths = saved
+  return *_call(_backward, width, (q, gradient, k, v), lengths), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(kernel, width, arrays, lengths):
-  """Run _forward or _backward on [B, N, h * width] each, and [B] if any."""
+  """Run _forward or _backward on [B, N, h * width] each."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
@@ -165,16 +164,23 @@ def _call(kernel, width, arrays, lengths):
   arrays = [_pad_heads(x, width, plan.width) for x in arrays]
   block = pl.BlockSpec(
     (None, tokens, plan.heads * plan.width),
-    lambda example, group, *lengths: (example, 0, group),
+    lambda example, group, *_: (example, 0, group),
   )
   forward = kernel is _forward
   out = [jax.ShapeDtypeStruct(arrays[0].shape, dtype)] * (1 if forward else 3)
   flops = (4 if forward else 10) * batch * tokens**2
+  prefetched = [] if lengths is None else [lengths]
+
+  def program(*refs):
+    first, count = len(prefetched), len(prefetched) + len(arrays)
+    length = refs[0][pl.program_id(0)] if prefetched else None
+    kernel(plan, width**-0.5, length, refs[first:count], refs[count:])
+
   call = functools.partial(
     pl.pallas_call,
-    functools.partial(kernel, plan, width**-0.5),
+    program,
     grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=len(lengths),
+      num_scalar_prefetch=len(prefetched),
       grid=(batch, heads // plan.heads),
       in_specs=[block] * len(arrays),
       out_specs=[block] * len(out),
@@ -191,7 +197,7 @@ def _call(kernel, width, arrays, lengths):
     name=f'attention{kernel.__name__}',
   )
   found = jax.lax.platform_dependent(
-    *lengths, *arrays, tpu=call(), cpu=call(interpret=INTERPRET)
+    *prefetched, *arrays, tpu=call(), cpu=call(interpret=INTERPRET)
   )
   return [_pad_heads(x, plan.width, width) for x in found]
 
@@ -205,37 +211,32 @@ def _pad_heads(x, width, new):
   return x.reshape(*x.shape[:2], -1)
 
 
-def _forward(plan, scale, *refs):
-  """Compute outputs of the heads of one example, [N, W] each.
-
-  `refs` are the lengths, if any, q, k and v; then the output.
-  """
-  *length, refs = _own(refs, 4)
+def _forward(plan, scale, length, qkv, out):
+  """Compute outputs of the heads of one example, [N, W] each."""
 
   def group(q, k, v):
     parts = {}
 
     def head(window, own):
-      scores = _dot(q[:, window], _keep(k[:, window], own), 1, 1)
+      scores = dot(q[:, window], _keep(k[:, window], own), 1, 1)
       yield
-      weights, total = _softmax(scores, scale, 1, *length)
-      out = _dot(weights.astype(v.dtype), _keep(v[:, window], own), 1, 0)
+      weights, total = _softmax(scores, scale, 1, length)
+      out = dot(weights.astype(v.dtype), _keep(v[:, window], own), 1, 0)
       _collect(parts, window, out / total)
 
     _stagger(plan, head, q.shape[-1])
     return (parts,)
 
-  _for_groups(group, plan, refs[:3], refs[3:])
+  _for_groups(group, plan, qkv, out)
 
 
-def _backward(plan, scale, *refs):
+def _backward(plan, scale, length, inputs, gradients):
   """Compute gradients of the heads of one example, [N, W] each.
 
   Scores are transposed, [keys, queries]. Then sums over keys are sums of
   registers, and only one of the three gradients needs a transposed operand.
-  `refs` are the lengths, if any, q, do, k and v; then dq, dk and dv.
+  `inputs` are q, do, k and v, `gradients` those of q, k and v.
   """
-  *length, refs = _own(refs, 7)
 
   def group(q, do, k, v):
     parts = {}, {}, {}
@@ -243,22 +244,22 @@ def _backward(plan, scale, *refs):
     def head(window, own):
       q_, do_, k_, v_ = (x[:, window] for x in (q, do, k, v))
       k_ = _keep(k_, own)
-      scores = _dot(k_, q_, 1, 1)
-      slopes = _dot(_keep(v_, own), do_, 1, 1)
+      scores = dot(k_, q_, 1, 1)
+      slopes = dot(_keep(v_, own), do_, 1, 1)
       yield
-      weights, total = _softmax(scores, scale, 0, *length)
+      weights, total = _softmax(scores, scale, 0, length)
       weights /= total
       mean = jnp.sum(weights * slopes, axis=0, keepdims=True)
       slopes = (weights * (slopes - mean)).astype(q.dtype)
-      _collect(parts[0], window, _dot(slopes, k_, 0, 0) * scale)
-      _collect(parts[1], window, _dot(slopes, _keep(q_, own), 1, 0) * scale)
+      _collect(parts[0], window, dot(slopes, k_, 0, 0) * scale)
+      _collect(parts[1], window, dot(slopes, _keep(q_, own), 1, 0) * scale)
       weights = weights.astype(q.dtype)
-      _collect(parts[2], window, _dot(weights, _keep(do_, own), 1, 0))
+      _collect(parts[2], window, dot(weights, _keep(do_, own), 1, 0))
 
     _stagger(plan, head, q.shape[-1])
     return parts
 
-  _for_groups(group, plan, refs[:4], refs[4:])
+  _for_groups(group, plan, inputs, gradients)
 
 
 def _stagger(plan, head, lanes):
@@ -315,20 +316,14 @@ def _keep(x, own):
   return jnp.where((lane >= own[0]) & (lane < own[1]), x, jnp.zeros_like(x))
 
 
-def _dot(a, b, a_dim, b_dim):
+def dot(a: Any, b: Any, a_dim: int, b_dim: int) -> jax.Array:
+  """Return the float32 product of two matrices, over these dimensions."""
   return jax.lax.dot_general(
     a, b, (((a_dim,), (b_dim,)), ((), ())), preferred_element_type=jnp.float32
   )
 
 
-def _own(refs, count):
-  """Return the length of this example, if there are any, and other refs."""
-  from jax.experimental import pallas as pl
-
-  return *(x[pl.program_id(0)] for x in refs[:-count]), refs[-count:]
-
-
-def _softmax(scores, scale, axis, length=None):
+def _softmax(scores, scale, axis, length):
   """Return exp(scale * scores) up to a factor, and its sum over the keys."""
   if length is not None:
     key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis)

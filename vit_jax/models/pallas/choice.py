@@ -25,8 +25,8 @@ from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
 
 from vit_jax.meshes import batch_axes
-from vit_jax.models import pallas_layer
 from vit_jax.models.attention import check, largest_error, mesh_of
+from vit_jax.models.pallas.layer import with_kernels
 from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.models.vit import Layers
 from vit_jax.types import Model
@@ -46,7 +46,7 @@ CANDIDATES = {
   'gpu': implementations('xla', 'cudnn', 'einsum'),
   'tpu': {
     **implementations('xla', 'einsum', 'pallas'),
-    'layers of kernels': pallas_layer.with_kernels,
+    'layers of kernels': with_kernels,
   },
 }
 # Largest error of `check_layer`. Measured on a CPU for widths of 128, 384 and

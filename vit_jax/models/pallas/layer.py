@@ -3,7 +3,7 @@
     with_kernels(model)
 
 Three kernels, and three for the gradients: norm and projections to queries,
-keys and values; attention, see pallas_attention.py; and all that follows. What
+keys and values; attention, see attention.py; and all that follows. What
 is normalised, the hidden units after GELU and their gradients never leave the
 chip; the backward pass reads what entered GELU. All arrays keep the order
 [B, N, D], so that nothing is transposed, if 8 divides N.
@@ -17,7 +17,7 @@ Shapes: B examples, N tokens, R = B * N, D wide, M hidden units, h heads.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 from vit_jax.meshes import batch_axes, is_model_axis
-from vit_jax.models import pallas_attention
 from vit_jax.models.attention import attention
 from vit_jax.models.dense import (
   GELU,
@@ -33,7 +32,8 @@ from vit_jax.models.dense import (
   keep_batch_split,
   platform,
 )
-from vit_jax.models.pallas_attention import _dividing, _dot, _round_up
+from vit_jax.models.pallas import attention as attention_kernel
+from vit_jax.models.pallas.attention import dividing, dot, round_up
 from vit_jax.models.vit import Block, Layers
 from vit_jax.types import UserError
 
@@ -147,96 +147,145 @@ def layer(
     raise _needs(reason)
   width = x.shape[-1]
   square, vector = (width, width), (width,)
-  first = [attn[name] for name in ('query', 'key', 'value')]
-  x, *qkv = _sharded(
-    functools.partial(_project, epsilon),
-    [x],
-    *(each['kernel'].reshape(square) for each in first),
-    *(params['norm1']['scale'], params['norm1']['bias']),
-    *(each['bias'].reshape(vector) for each in first),
-  )
+  kernels = [attn[x]['kernel'].reshape(square) for x in _PROJECTIONS]
+  biases = [attn[x]['bias'].reshape(vector) for x in _PROJECTIONS]
+  norm = [params['norm1'][x] for x in ('scale', 'bias')]
+  first = _Project._make([*kernels, *norm, *biases])
+  x, *qkv = _sharded(functools.partial(_project, epsilon), [x], first)
   q, k, v = (y.reshape(*x.shape[:2], heads, -1) for y in qkv)
   y = attention(q, k, v, implementation='pallas', lengths=lengths)
-  (y,) = _sharded(
-    functools.partial(_finish, epsilon),
-    [x, y.reshape(x.shape)],
-    attn['out']['kernel'].reshape(square),
-    *(fc1['kernel'], fc2['kernel']),
-    *(params['norm2']['scale'], params['norm2']['bias']),
-    *(attn['out']['bias'], fc1['bias'], fc2['bias']),
+  arrays = [x, y.reshape(x.shape)]
+  norm, out = params['norm2'], attn['out']
+  last = _Finish(
+    wo=out['kernel'].reshape(square),
+    w1=fc1['kernel'],
+    w2=fc2['kernel'],
+    scale=norm['scale'],
+    shift=norm['bias'],
+    bo=out['bias'],
+    b1=fc1['bias'],
+    b2=fc2['bias'],
   )
+  (y,) = _sharded(functools.partial(_finish, epsilon), arrays, last)
   return y
 
 
-def _sharded(function, arrays, *params):
-  """Run function([R, D], ..., *params) on the examples of each device."""
+_PROJECTIONS = 'query', 'key', 'value'
 
-  def local(arrays, *params):
-    found = function(*(x.reshape(-1, x.shape[-1]) for x in arrays), *params)
+
+class _Project(NamedTuple):
+  """Parameters before attention, and their gradients; or their references."""
+
+  wq: Any
+  wk: Any
+  wv: Any
+  scale: Any
+  shift: Any
+  bq: Any = None
+  bk: Any = None
+  bv: Any = None
+
+
+class _Finish(NamedTuple):
+  """Parameters after attention, and their gradients; or their references."""
+
+  wo: Any
+  w1: Any
+  w2: Any
+  scale: Any
+  shift: Any
+  bo: Any
+  b1: Any = None
+  b2: Any = None
+
+
+def _sharded(function, arrays, params):
+  """Run function([R, D], ..., params) on the examples of each device."""
+
+  def local(arrays, params):
+    found = function(*(x.reshape(-1, x.shape[-1]) for x in arrays), params)
     return [x.reshape(arrays[0].shape) for x in found]
 
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size > 1:  # the compiler cannot shard kernels
-    spec = PartitionSpec(_dividing(mesh, batch_axes(mesh), len(arrays[0])))
-    specs = spec, *(PartitionSpec() for _ in params)
+    spec = PartitionSpec(dividing(mesh, batch_axes(mesh), len(arrays[0])))
+    specs = spec, PartitionSpec()
     local = jax.shard_map(
       local, in_specs=specs, out_specs=spec, check_vma=False
     )
-  return local(arrays, *params)
+  return local(arrays, params)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _project(epsilon, x, *params):
+def _project(epsilon, x, params):
   """Return x, whose gradient the kernel adds to its own, then q, k and v."""
-  return x, *_call(_project_forward, epsilon, [x], params, [x] * 3)
+  (out,) = _call(_project_forward, epsilon, [x], params, [x] * 3)
+  return x, *out
 
 
-def _project_saved(epsilon, x, *params):
-  return _project(epsilon, x, *params), (x, params)
+def _project_saved(epsilon, x, params):
+  return _project(epsilon, x, params), (x, params)
 
 
 def _project_gradients(epsilon, saved, gradients):
   x, params = saved
-  shapes = [shape for w in params[:3] for shape in _dense(w)]
-  dx, *found, others = _call(
-    _project_backward, epsilon, [x, *gradients], params[:5], [x], shapes
+  (dx,), sums = _call(
+    _project_backward,
+    epsilon,
+    [x, *gradients],
+    params._replace(bq=None, bk=None, bv=None),
+    [x],
+    [*map(_dense, params[:3]), _float32(8, x.shape[1])],
   )
-  biases = [sums[0] for sums in found[1::2]]
-  return dx, *found[::2], others[0], others[1], *biases
+  *dense, vectors = sums
+  kernels, biases = zip(*((w, b[0]) for w, b in dense))
+  return dx, _Project(*kernels, vectors[0], vectors[1], *biases)
 
 
 _project.defvjp(_project_saved, _project_gradients)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _finish(epsilon, x, y, *params):
+def _finish(epsilon, x, y, params):
   """Return the output of the layer, of x and what attention returned."""
-  return _call(_mlp_forward, epsilon, [x, y], params, [x])
+  (out,) = _call(_mlp_forward, epsilon, [x, y], params, [x])
+  return out
 
 
-def _finish_saved(epsilon, x, y, *params):
-  hidden = jax.ShapeDtypeStruct((len(x), len(params[6])), x.dtype)
-  out, hidden = _call(_mlp_forward, epsilon, [x, y], params, [x, hidden])
+def _finish_saved(epsilon, x, y, params):
+  hidden = jax.ShapeDtypeStruct((len(x), len(params.b1)), x.dtype)
+  ((out, hidden),) = _call(_mlp_forward, epsilon, [x, y], params, [x, hidden])
   return [out], (x, y, hidden, params)
 
 
 def _finish_gradients(epsilon, saved, gradients):
-  x, y, hidden, (wo, w1, w2, *vectors) = saved
-  shapes = [*_dense(wo), *_dense(w1), w1.shape]
-  rows, constants = [x, y, *gradients, hidden], (wo, w1, w2, *vectors[:3])
-  dx, dy, dwo, dbo, dw1, db1, dw2, others = _call(
-    _mlp_backward, epsilon, rows, constants, [x, y], shapes
+  x, y, hidden, params = saved
+  (dx, dy), sums = _call(
+    _mlp_backward,
+    epsilon,
+    [x, y, *gradients, hidden],
+    params._replace(b1=None, b2=None),
+    [x, y],
+    [
+      *(_dense(params.wo), _dense(params.w1)),
+      *(_float32(*params.w1.shape), _float32(8, x.shape[1])),
+    ],
   )
-  biases = dbo[0], db1[0], others[2]
-  return dx, dy, dwo, dw1, dw2.T, others[0], others[1], *biases
+  (wo, bo), (w1, b1), w2, vectors = sums
+  biases = bo[0], b1[0], vectors[2]
+  return dx, dy, _Finish(wo, w1, w2.T, vectors[0], vectors[1], *biases)
 
 
 _finish.defvjp(_finish_saved, _finish_gradients)
 
 
 def _dense(kernel):
-  """Return the shapes of the sums that `_add_dense` adds to."""
-  return kernel.shape, (_ONES, kernel.shape[1])
+  """Return the sums that `_add_dense` adds to, of a kernel and its bias."""
+  return _float32(*kernel.shape), _float32(_ONES, kernel.shape[1])
+
+
+def _float32(*shape):
+  return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def _chunks(hidden):
@@ -256,25 +305,25 @@ def _rows(kernels, elements, width, size):
   return max(0, min(left // each // 256 * 256, 1792))
 
 
-def _call(kernel, epsilon, rows, params, out, sums=()):
-  """Run a kernel on blocks of `rows`, with results like `out` and `sums`.
+def _call(kernel, epsilon, rows, params, out, sums=None):
+  """Run a kernel on blocks of `rows`; return arrays like `out`, and the sums.
 
-  `sums` are the shapes of float32 sums over all tokens; one more, [8, D], are
-  those for parameters of one dimension.
+  `sums` is a tree of float32 sums over all tokens. The kernel is called as
+  (epsilon, rows, params, out), with references in place of arrays; with sums as
+  (epsilon, number of tokens, rows, params, out, sums).
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
   x, (count, width) = rows[0], rows[0].shape
-  kernels = sum(w.size for w in params if w.ndim == 2)
+  kernels = sum(w.size for w in jax.tree.leaves(params) if w.ndim == 2)
   elements, size = sum(a.shape[1] for a in (*rows, *out)), x.dtype.itemsize
-  params = [w.astype(x.dtype) if w.ndim == 2 else w[None] for w in params]
-  sums = [jax.ShapeDtypeStruct(s, jnp.float32) for s in sums]
-  if sums:
-    sums.append(jax.ShapeDtypeStruct((8, width), jnp.float32))
+  params = jax.tree.map(
+    lambda w: w.astype(x.dtype) if w.ndim == 2 else w[None], params
+  )
   most = _rows(kernels, elements, width, size)
   programs = pl.cdiv(count, most)
-  block = min(most, _round_up(pl.cdiv(count, programs), 128))
+  block = min(most, round_up(pl.cdiv(count, programs), 128))
 
   def parts(array):
     return pl.BlockSpec((block, array.shape[1]), lambda i: (i, 0))
@@ -283,15 +332,18 @@ def _call(kernel, epsilon, rows, params, out, sums=()):
     once = pl.Buffered(1)
     return pl.BlockSpec(array.shape, lambda i: (0, 0), pipeline_mode=once)
 
-  moved = (*rows, *params, *out, *sums)
-  out_shape = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*out, *sums)]
+  results = [out, *[sums] * bool(sums)]
+  specs = [jax.tree.map(parts, out), *[jax.tree.map(whole, sums)] * bool(sums)]
+  moved = jax.tree.leaves((rows, params, results))
   call = functools.partial(
     pl.pallas_call,
     functools.partial(kernel, epsilon, *[count] * bool(sums)),
     grid=(pl.cdiv(count, block),),
-    in_specs=[*map(parts, rows), *map(whole, params)],
-    out_specs=[*map(parts, out), *map(whole, sums)],
-    out_shape=out_shape,
+    in_specs=[jax.tree.map(parts, rows), jax.tree.map(whole, params)],
+    out_specs=specs,
+    out_shape=jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), results
+    ),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('arbitrary',), vmem_limit_bytes=_LIMIT
     ),
@@ -302,11 +354,8 @@ def _call(kernel, epsilon, rows, params, out, sums=()):
     ),
     name=kernel.__name__[1:],
   )
-  interpreted = call(interpret=pallas_attention.INTERPRET)
-  found = jax.lax.platform_dependent(
-    *rows, *params, tpu=call(), cpu=interpreted
-  )
-  return list(found)  # within scan it is a tuple
+  interpreted = call(interpret=attention_kernel.INTERPRET)
+  return jax.lax.platform_dependent(rows, params, tpu=call(), cpu=interpreted)
 
 
 def _norm(x, epsilon, scale, shift, dtype):
@@ -339,105 +388,106 @@ def _turned(x):
 
 def _add_dense(kernel, bias, turned, slope, part=slice(None)):
   """Add the gradients of a kernel and its bias, in all rows of [_ONES, .]."""
-  sums = _dot(turned, slope, 1, 0)
+  sums = dot(turned, slope, 1, 0)
   kernel[:, part] += sums[:-_ONES]
   bias[:, part] += sums[-_ONES:]
 
 
-def _begin(rows, x, sums):
+def _begin(count, x, sums):
   """Return a function that reads a block, and 0 after the last token.
 
-  Before, set the sums to 0 in the first program.
+  Before, set the sums to 0 in the first program. `count` is that of all tokens.
   """
   from jax.experimental import pallas as pl
 
   @pl.when(pl.program_id(0) == 0)
   def _():
-    for ref in sums:
+    for ref in jax.tree.leaves(sums):
       ref[...] = jnp.zeros_like(ref)
 
-  count = len(x)
-  row = jax.lax.broadcasted_iota(jnp.int32, (count, 1), 0)
-  is_token = row + pl.program_id(0) * count < rows
+  block = len(x)
+  row = jax.lax.broadcasted_iota(jnp.int32, (block, 1), 0)
+  is_token = row + pl.program_id(0) * block < count
 
   def read(x):  # what lies after the last token may be anything
     x = x.astype(jnp.float32)
-    return jnp.where(is_token, x, 0) if rows % count else x
+    return jnp.where(is_token, x, 0) if count % block else x
 
   return read
 
 
-def _project_forward(epsilon, x, wq, wk, wv, scale, shift, bq, bk, bv, *out):
+def _project_forward(epsilon, rows, params, out):
   """Compute queries, keys and values [R, D] of x [R, D]."""
-  tokens, *_ = _norm(x[...].astype('float32'), epsilon, scale, shift, x.dtype)
-  for kernel, bias, ref in zip((wq, wk, wv), (bq, bk, bv), out, strict=True):
-    ref[...] = (_dot(tokens, kernel[...], 1, 0) + bias[...]).astype(ref.dtype)
+  ((x,), p) = rows, params
+  tokens, *_ = _norm(
+    x[...].astype('float32'), epsilon, p.scale, p.shift, x.dtype
+  )
+  pairs = (p.wq, p.bq), (p.wk, p.bk), (p.wv, p.bv)
+  for (kernel, bias), ref in zip(pairs, out, strict=True):
+    ref[...] = (dot(tokens, kernel[...], 1, 0) + bias[...]).astype(ref.dtype)
 
 
-def _project_backward(
-  epsilon, rows, x, dx, dq, dk, dv, wq, wk, wv, scale, shift, total, *sums
-):
-  """Compute the gradient `total` [R, D] of x, and add those of parameters.
+def _project_backward(epsilon, count, rows, params, out, sums):
+  """Compute the gradient [R, D] of x, and add those of parameters.
 
-  `dx` is the gradient of x by what follows. `sums` are those of each kernel and
-  its bias, [D, D] and [_ONES, D], and those of scale and shift, [8, D].
+  `rows` are x, its gradient by what follows, and those of queries, keys and
+  values. `sums` are those of each kernel and its bias, [D, D] and [_ONES, D],
+  and those of scale and shift, [8, D].
   """
-  read = _begin(rows, x, sums)
-  tokens, *norm = _norm(read(x[...]), epsilon, scale, shift, x.dtype)
+  (x, dx, *slopes), p, (total,), (*dense, vectors) = rows, params, out, sums
+  read = _begin(count, x, sums)
+  tokens, *norm = _norm(read(x[...]), epsilon, p.scale, p.shift, x.dtype)
   tokens, gradient = _turned(tokens), jnp.zeros(x.shape, jnp.float32)
-  pairs = zip(sums[::2], sums[1::2])
-  for slope, kernel, pair in zip((dq, dk, dv), (wq, wk, wv), pairs):
+  for slope, kernel, pair in zip(slopes, (p.wq, p.wk, p.wv), dense):
     slope = read(slope[...]).astype(x.dtype)
     _add_dense(*pair, tokens, slope)
-    gradient += _dot(slope, kernel[...], 1, 1)
-  gradient = _norm_gradient(gradient, *norm, scale, sums[-1])
+    gradient += dot(slope, kernel[...], 1, 1)
+  gradient = _norm_gradient(gradient, *norm, p.scale, vectors)
   total[...] = (read(dx[...]) + gradient).astype(x.dtype)
 
 
-def _mlp_forward(
-  epsilon, x, y, wo, w1, w2, scale, shift, bo, b1, b2, out, *saved
-):
+def _mlp_forward(epsilon, rows, params, out):
   """Compute the output [R, D] of x and y [R, D], what attention returned.
 
-  What enters GELU, [R, M], is written to `saved`, if there is one.
+  What enters GELU, [R, M], is written to a second output, if there is one.
   """
-  dtype = x.dtype
-  total = x[...].astype(jnp.float32) + _dot(y[...], wo[...], 1, 0) + bo[...]
-  tokens, *_ = _norm(total, epsilon, scale, shift, dtype)
-  total += b2[...]
-  for part in _chunks(w1.shape[1]):
-    hidden = (_dot(tokens, w1[:, part], 1, 0) + b1[:, part]).astype(dtype)
+  (x, y), p, (total, *saved), dtype = rows, params, out, rows[0].dtype
+  x = x[...].astype(jnp.float32) + dot(y[...], p.wo[...], 1, 0) + p.bo[...]
+  tokens, *_ = _norm(x, epsilon, p.scale, p.shift, dtype)
+  x += p.b2[...]
+  for part in _chunks(p.w1.shape[1]):
+    hidden = (dot(tokens, p.w1[:, part], 1, 0) + p.b1[:, part]).astype(dtype)
     for ref in saved:
       ref[:, part] = hidden
-    total += _dot(_gelu(hidden), w2[part], 1, 0)
-  out[...] = total.astype(dtype)
+    x += dot(_gelu(hidden), p.w2[part], 1, 0)
+  total[...] = x.astype(dtype)
 
 
-def _mlp_backward(
-  epsilon, rows, x, y, dout, hidden, wo, w1, w2, scale, shift, bo, dx, dy, *sums
-):
+def _mlp_backward(epsilon, count, rows, params, out, sums):
   """Compute the gradients of x and y [R, D], and add those of parameters.
 
-  `sums` are those of two kernels and biases, [D, D], [_ONES, D], [D, M] and
-  [_ONES, M]; of the last one, [D, M]; of scale, shift and its bias, [8, D].
+  `rows` are x, y, the gradient of the output, and what entered GELU. `sums` are
+  those of two kernels and biases, [D, D], [_ONES, D], [D, M] and [_ONES, M]; of
+  the last one, [D, M]; of scale, shift and its bias, [8, D].
   """
-  dwo, dbo, dw1, db1, dw2, others = sums
-  read, dtype = _begin(rows, x, sums), x.dtype
+  (x, y, dout, hidden), p, (dx, dy) = rows, params, out
+  out_sums, fc1_sums, dw2, vectors = sums
+  read, dtype = _begin(count, x, sums), x.dtype
   attended, dout = read(y[...]).astype(dtype), read(dout[...])
-  total = read(x[...]) + _dot(attended, wo[...], 1, 0) + bo[...]
-  tokens, *norm = _norm(total, epsilon, scale, shift, dtype)
+  total = read(x[...]) + dot(attended, p.wo[...], 1, 0) + p.bo[...]
+  tokens, *norm = _norm(total, epsilon, p.scale, p.shift, dtype)
   tokens, gradient = _turned(tokens), jnp.zeros_like(total)
   rounded = dout.astype(dtype)
   turned = rounded.T
-  for part in _chunks(w1.shape[1]):
+  for part in _chunks(p.w1.shape[1]):
     active, pull = jax.vjp(_gelu, read(hidden[:, part]).astype(dtype))
-    dw2[:, part] += _dot(turned, active, 1, 0)
-    (slope,) = pull(_dot(rounded, w2[part], 1, 1).astype(dtype))
-    _add_dense(dw1, db1, tokens, slope, part)
-    gradient += _dot(slope, w1[:, part], 1, 1)
-  _add(others, 2, dout)
-  total = dout + _norm_gradient(gradient, *norm, scale, others)
+    dw2[:, part] += dot(turned, active, 1, 0)
+    (slope,) = pull(dot(rounded, p.w2[part], 1, 1).astype(dtype))
+    _add_dense(*fc1_sums, tokens, slope, part)
+    gradient += dot(slope, p.w1[:, part], 1, 1)
+  _add(vectors, 2, dout)
+  total = dout + _norm_gradient(gradient, *norm, p.scale, vectors)
   rounded = total.astype(dtype)
   dx[...] = rounded
-  _add_dense(dwo, dbo, _turned(attended), rounded)
-  dy[...] = _dot(rounded, wo[...], 1, 1).astype(dtype)
+  _add_dense(*out_sums, _turned(attended), rounded)
+  dy[...] = dot(rounded, p.wo[...], 1, 1).astype(dtype)

@@ -14,14 +14,15 @@ from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.data.sources.digits import Digits
 from vit_jax.durations import steps
-from vit_jax.models import attention_choice, pallas_attention
 from vit_jax.models.attention import BOUNDS, attention, check
-from vit_jax.models.attention_choice import (
+from vit_jax.models.dense import BlockOptions
+from vit_jax.models.pallas import attention as pallas_attention
+from vit_jax.models.pallas import choice
+from vit_jax.models.pallas.choice import (
   Chooser,
   compile_layer,
   implementations,
 )
-from vit_jax.models.dense import BlockOptions
 from vit_jax.models.posemb import Relative
 from vit_jax.models.rotary import RotaryAxial
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
@@ -44,10 +45,8 @@ def chooser(monkeypatch):
   def make(*names, seconds=(), **fields):
     reports, clock = [], iter(seconds)
     candidates = {'cpu': implementations(*names)}
-    monkeypatch.setattr(attention_choice, 'CANDIDATES', candidates)
-    monkeypatch.setattr(
-      attention_choice, 'seconds_per_call', lambda *_: next(clock)
-    )
+    monkeypatch.setattr(choice, 'CANDIDATES', candidates)
+    monkeypatch.setattr(choice, 'seconds_per_call', lambda *_: next(clock))
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2])
     return Chooser(4, mesh, report=reports.append, **fields), reports
 
@@ -97,7 +96,10 @@ def test_the_fastest_right_candidate_is_chosen_and_recorded(chooser):
 
 @pytest.mark.parametrize('name', WRONG)
 def test_wrong_candidates_are_left_out(name, chooser, monkeypatch):
-  monkeypatch.setattr(pallas_attention, 'attend', WRONG[name])
+  def wrong(q, k, v, lengths):
+    return WRONG[name](q, k, v)
+
+  monkeypatch.setattr(pallas_attention, 'attend', wrong)
   choose, reports = chooser('pallas')
   assert choose(MODEL, IMAGES) is MODEL and not choose.record
   assert 'pallas is left out, ArithmeticError: error' in reports[0]
@@ -148,7 +150,7 @@ def test_each_device_has_its_part_of_the_batch(chooser, monkeypatch):
     found.append((batch, model.attention, backward))
     raise ValueError('no kernel')
 
-  monkeypatch.setattr(attention_choice, 'compile_layer', watch)
+  monkeypatch.setattr(choice, 'compile_layer', watch)
   choose, _ = chooser('einsum')
   choose(MODEL, IMAGES, backward=False)
   assert found == [(2, 'einsum', False)]
@@ -161,7 +163,7 @@ def test_calls_are_timed():
     calls.append(x)
     return jnp.zeros(())
 
-  assert 0 < attention_choice.seconds_per_call(fn, 1) < 1
+  assert 0 < choice.seconds_per_call(fn, 1) < 1
   assert len(calls) >= 1 + 5
 
 
@@ -169,7 +171,7 @@ def test_calls_are_timed():
 def test_a_run_records_its_choices_and_resumes_with_them(tmp_path, monkeypatch):
   """Choices of the model, forward and backward, and of the teacher."""
   monkeypatch.setattr(
-    attention_choice, 'CANDIDATES', {'cpu': implementations('xla', 'einsum')}
+    choice, 'CANDIDATES', {'cpu': implementations('xla', 'einsum')}
   )
   small = MODEL.clone(
     embedding=PatchEmbedding(4), num_classes=None, depth=1, num_heads=4
@@ -177,9 +179,7 @@ def test_a_run_records_its_choices_and_resumes_with_them(tmp_path, monkeypatch):
 
   def run(workdir, seconds, model=small, total=1, objective=softmax_xent):
     clock = iter(seconds)
-    monkeypatch.setattr(
-      attention_choice, 'seconds_per_call', lambda *_: next(clock)
-    )
+    monkeypatch.setattr(choice, 'seconds_per_call', lambda *_: next(clock))
     train(
       workdir,
       Training(
