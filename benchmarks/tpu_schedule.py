@@ -19,7 +19,8 @@ import tempfile
 import jax
 
 from vit_jax import config as configs
-from vit_jax.tools.compile import hlo, lowering, rows
+from vit_jax.analysis import chips
+from vit_jax.tools.compile import hlo, lowering
 
 _LINE = re.compile(r'\s*(0x[\da-f]+|\d+) +(?:L[BHE]|P[BF]|CT)?\s*: ')
 _EXIT = re.compile(r', (\d+) /\* loop exit test')
@@ -69,7 +70,7 @@ def main():
     end = '-01-final_bundles.txt'
     files = pathlib.Path(folder).glob(f'*{end}')
     programs = {x.name.removesuffix(end).partition('-')[2]: x for x in files}
-    chip = rows.CHIPS[row['device_kind']]
+    chip = chips.find(row['device_kind'])
     executed = [x for x in hlo.executed(module, entry) if not x[3]]
     # The compiler makes one program for all equal operations.
     schedules = {

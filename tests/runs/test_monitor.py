@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from processes import scalars
 
+from vit_jax.analysis import chips
 from vit_jax.durations import Timeline, steps
 from vit_jax.io import terminal
 from vit_jax.runs import monitor as monitor_lib
@@ -87,7 +88,7 @@ def test_records_are_means_over_the_interval(tmp_path):
 
 def test_rates_and_phases(tmp_path, clock, monkeypatch, capsys):
   kind = jax.devices()[0].device_kind
-  monkeypatch.setitem(monitor_lib.PEAK_FLOPS, kind, 1e12)
+  monkeypatch.setitem(chips.CHIPS, kind, chips.Chip(1e12))
   monitor = make_monitor(tmp_path, flops_per_step=4e12)
   clock.now += 50  # compilation
   monitor.step(1, {'loss': 1.0})
@@ -175,7 +176,10 @@ def test_resuming_removes_records_of_lost_steps(tmp_path, clock):
   ],
 )
 def test_peak_flops(kind, tera):
-  assert monitor_lib.peak_flops(kind) == (tera and tera * 1e12)
+  found = chips.find(kind)
+  assert (found and found.peak_flops) == (tera and tera * 1e12)
+  if 'GH200' in kind:  # the peak of an H200, but not its memory
+    assert not found.hbm_gib
 
 
 def test_output_to_a_file_is_plain_lines(tmp_path, capsys):

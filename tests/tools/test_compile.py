@@ -14,6 +14,7 @@ from processes import python, with_libtpu
 
 from vit_jax import config as configs
 from vit_jax import main as program
+from vit_jax.analysis import chips
 from vit_jax.step import Objective
 from vit_jax.tools.compile import __main__ as command_line
 from vit_jax.tools.compile import lowering, rows
@@ -109,7 +110,7 @@ def test_bytes_between_slices_are_counted_apart():
   cost = costs(SENT)
   assert cost.network == {'all-reduce': 4000, 'one-to-one': 4000}
   assert cost.collectives == {'all-reduce': 4000}
-  chip = rows.CHIPS['TPU v5 lite']
+  chip = chips.find('TPU v5 lite')
   sent = {'all-reduce': 100_000_000, 'one-to-one': 12_500_000}
   found = rows.network(sent, slices=4, chip=chip, step_ms=30.0)
   # 6.4 Tbit/s for 256 chips; three quarters twice; 20 ms of backward pass.
@@ -150,9 +151,10 @@ def test_cost_of_kernels():
   config = '{"cost_estimate":{"flops":"394000000","transcendentals":"7",'
   config += '"bytes_accessed":"819000","remote_bytes_transferred":"0"}}'
   stated = costs(with_kernel(f', backend_config={config}'))
+  chip = chips.find('TPU v6 lite')
   # Not attention, so part of a layer: FLOPs at the peak, and bytes.
   assert stated.kernel_flops == {'layer': 394_000_000}
-  found = rows.kernel_cycles(stated, 'TPU v6 lite')
+  found = rows.kernel_cycles(stated, chip)
   expected = (394e6 / 918e12 + 819e3 / 1640e9) * 1.75e9
   assert found == pytest.approx(expected)
   where = 'metadata={op_name="jit(f)/attention_forward/pallas_call"}'
@@ -162,12 +164,12 @@ def test_cost_of_kernels():
   assert stated.unknown_kernels == 0
   # 394 MFLOP at 12% of v6e's 918 TFLOP/s, at 1.75 GHz. 200 times as many bytes,
   # 163.8 MB, take longer at 1,640 GB/s.
-  found = rows.kernel_cycles(stated, 'TPU v6 lite')
+  found = rows.kernel_cycles(stated, chip)
   assert found == pytest.approx(394e6 / 0.12 / 918e12 * 1.75e9)
   stated.kernel_bytes['attention'] *= 200
-  found = rows.kernel_cycles(stated, 'TPU v6 lite')
+  found = rows.kernel_cycles(stated, chip)
   assert found == pytest.approx(163.8e6 / 1640e9 * 1.75e9)
-  assert rows.kernel_cycles(costs(LOOP), 'TPU v5 lite') == 0
+  assert rows.kernel_cycles(costs(LOOP), chip) == 0
 
 
 def test_shapes_in_bytes():

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import pathlib
-import re
 import resource
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import tree
+from vit_jax.analysis import chips
 from vit_jax.durations import Interval, Timeline, fraction
 from vit_jax.io import terminal
 from vit_jax.io.files import is_local
@@ -25,37 +25,6 @@ from vit_jax.runs import compiled
 from vit_jax.runs.records import OF_A_RUN, Writer
 from vit_jax.runs.writers import MetricsWriter
 from vit_jax.types import Kinds, PathLike, UserError
-
-# Dense bfloat16 FLOP/s of a device by a regex of a part of its device_kind,
-# from memory of the vendors' data sheets. The first match counts. A device of a
-# TPU v2 or v3 is a core; a chip has two.
-PEAK_FLOPS = {
-  'TPU v2': 23e12,
-  'TPU v3': 61.5e12,
-  'TPU v4': 275e12,
-  'TPU v5( lite|e)': 197e12,
-  'TPU v5p?': 459e12,
-  'TPU v6( lite|e)': 918e12,
-  'B200': 2250e12,
-  'H100 PCIe': 756e12,
-  'H[12]00': 989e12,
-  'A100': 312e12,
-  'L40S': 362e12,
-  'L40': 181e12,
-  'L4': 121e12,
-  'V100': 125e12,  # float16
-  'T4': 65e12,  # float16
-  'RTX 4090': 165e12,
-  'RTX 3090': 71e12,
-}
-
-
-def peak_flops(device_kind: str) -> float | None:
-  """Return a device's peak bfloat16 FLOP/s, or None if it is not known."""
-  for name, flops in PEAK_FLOPS.items():
-    if re.search(rf'{name}\b', device_kind):  # L40 is no L4, GH200 an H200
-      return flops
-  return None
 
 
 class NonFiniteError(FloatingPointError, UserError):
@@ -365,10 +334,10 @@ class Monitor:
       'eta_s': mean * (self._total_steps - step),
     }
     rates |= {k: min(1.0, v / seconds) for k, v in self._waited.items()}
-    peak = peak_flops(jax.devices()[0].device_kind)
+    chip = chips.find(jax.devices()[0].device_kind)
     flops = self._flops[step] - self._flops[start]
-    if flops and peak:
-      rates['mfu'] = flops / seconds / peak / jax.device_count()
+    if flops and chip:
+      rates['mfu'] = flops / seconds / chip.peak_flops / jax.device_count()
     return rates
 
   def write(self, step: int, record: Mapping[str, float]) -> None:

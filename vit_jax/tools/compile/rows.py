@@ -6,55 +6,23 @@ have cycles and a step time, GPUs a lower bound of it, see roofline.py.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from vit_jax.analysis import chips
+from vit_jax.analysis.chips import Chip
 from vit_jax.io import terminal
-from vit_jax.runs import monitor
 from vit_jax.runs.compiled import GIB
 from vit_jax.tools.compile.hlo import Costs, costs
 from vit_jax.tools.compile.roofline import roofline
 
 
-class Chip(NamedTuple):
-  """A kind of device: memory, clock, and bandwidths.
-
-  They are of all links, of memory, and of its part of the data-centre network.
-  `kernel_rate` is the part of the peak that models/pallas/attention.py reaches.
-  """
-
-  hbm_gib: float
-  clock_ghz: float
-  links_gb_s: float
-  hbm_gb_s: float
-  network_gb_s: float | None = None
-  kernel_rate: float = 0.31
-
-
-# By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock,
-# links and bandwidth are from data sheets, quoted from memory; at this clock
-# the matrix units reach the peak FLOP/s that monitor.py has. GPUs as in gpus/;
-# their links are NVLink's, or PCIe's of the L4, in one direction. The networks
-# are those of Google's pages on v5e and v6e, 6.4 and 25.6 Tbit/s for 256 chips,
-# and v5p, 50 Gbit/s. Rates of the kernel are those of libtpu's schedules for
-# B/16, see docs/compile.md; v2 and v3 were not looked at.
-CHIPS = {
-  'TPU v2': Chip(7.48, 0.7, 124, 700),
-  'TPU v3': Chip(15.48, 0.94, 164, 900),
-  'TPU v4': Chip(30.75, 1.05, 300, 1228, None, 0.2),
-  'TPU v5 lite': Chip(15.75, 1.5, 200, 819, 3.125),
-  'TPU v5': Chip(95.73, 1.75, 600, 2765, 6.25),
-  'TPU v6 lite': Chip(31.24, 1.75, 448, 1640, 12.5, 0.12),
-  'NVIDIA H100 80GB HBM3': Chip(79.1, 1.98, 450, 3352),
-  'NVIDIA H200 141GB HBM3e': Chip(141.0, 1.98, 450, 4800),
-  'NVIDIA A100-SXM4-80GB': Chip(79.2, 1.41, 300, 2039),
-  'NVIDIA L4': Chip(21.9, 2.04, 32, 300),
-}
-
-
 def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   """Return what a compiled step, with its HLO as text, adds to its row."""
   counted, kind = costs(hlo), row['device_kind']
-  kernels = kernel_cycles(counted, kind)
+  chip = chips.find(kind)
+  if chip and not chip.hbm_gib:  # only its peak is known
+    chip = None
+  kernels = kernel_cycles(counted, chip) if chip else 0.0
   cycles = counted.cycles and counted.cycles + kernels
   memory = compiled.memory_analysis()
   # Outputs that reuse the memory of donated arguments are part of both.
@@ -65,7 +33,6 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
     + memory.temp_size_in_bytes
     + memory.generated_code_size_in_bytes
   ) / GIB
-  chip = CHIPS.get(kind)
   found = {
     'donated_gib': memory.alias_size_in_bytes / GIB,
     'temporaries_gib': memory.temp_size_in_bytes / GIB,
@@ -84,23 +51,24 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   # A device sends each byte at least once, of a sum twice.
   sent = counted.collectives.total() + counted.collectives['all-reduce']
   found['collectives_ms'] = sent / chip.links_gb_s / 1e6
-  peak = monitor.peak_flops(kind)
   if cycles:
     seconds = cycles / chip.clock_ghz / 1e9
     found |= {
       'step_ms': seconds * 1e3,
       'images_per_s': row['batch_size'] / seconds,
-      'mfu': row['model_tflop'] * 1e12 / seconds / peak,
+      'mfu': row['model_tflop'] * 1e12 / seconds / chip.peak_flops,
     }
     if counted.network and chip.network_gb_s:
       found |= network(counted.network, row['slices'], chip, seconds * 1e3)
-  elif kind.startswith('NVIDIA') and peak:
-    least = roofline(hlo, peak, 1e9 * chip.hbm_gb_s)
+  elif kind.startswith('NVIDIA'):
+    least = roofline(hlo, chip.peak_flops, 1e9 * chip.hbm_gb_s)
     seconds = least.seconds.total()
     ranked = least.seconds.most_common()
     found |= {
       'roofline_ms': seconds * 1e3,
-      'mfu_at_roofline': row['model_tflop'] * 1e12 / seconds / peak,
+      'mfu_at_roofline': (
+        row['model_tflop'] * 1e12 / seconds / chip.peak_flops
+      ),
       'kernels': least.kernels,
       'kernels_without_flops': least.without_flops,
       'operations': [[*where, 1e6 * s] for where, s in ranked],
@@ -128,7 +96,7 @@ def network(
   }
 
 
-def kernel_cycles(counted: Costs, device_kind: str) -> float:
+def kernel_cycles(counted: Costs, chip: Chip) -> float:
   """Return the estimated cycles of the Pallas kernels that state their cost.
 
   Attention takes the time of its FLOPs at `kernel_rate` of the peak, or that of
@@ -136,11 +104,7 @@ def kernel_cycles(counted: Costs, device_kind: str) -> float:
   the peak, and that of bytes: by schedules for S/16, B/16 and L/16 on v6e and
   B/16 on v5e, from 10% less to 2% more.
   """
-  if not counted.kernel_flops or device_kind not in CHIPS:
-    return 0.0
-  chip, peak = CHIPS[device_kind], monitor.peak_flops(device_kind)
-  assert peak is not None
-  flops = {kind: n / peak for kind, n in counted.kernel_flops.items()}
+  flops = {k: n / chip.peak_flops for k, n in counted.kernel_flops.items()}
   moved = {k: n / chip.hbm_gb_s / 1e9 for k, n in counted.kernel_bytes.items()}
   attention = flops.get('attention', 0) / chip.kernel_rate
   attention = max(attention, moved.get('attention', 0))
