@@ -137,7 +137,7 @@ def on_page_markdown(markdown, page, **kwargs):
   def lead(found):
     image, text, link = found.group('image', 'text', 'link')
     if link is None:
-      return '\n'.join(map(_broken, found[0].split('\n')))
+      return '\n'.join(map(_broken, _joined(found[0]).split('\n')))
     if re.match(r'[a-z]+:|#', link) or here in generated:
       return found[0]
     path, hash_, anchor = link.partition('#')
@@ -154,6 +154,15 @@ def on_page_markdown(markdown, page, **kwargs):
 def _call(found):
   module, name = found.groups()
   return getattr(importlib.import_module(module), name)()
+
+
+def _joined(text):
+  """Return text in which each command `python -m` is one line."""
+  return re.sub(
+    r'(?m)^python -m (?:.*\\\n)*.*$',
+    lambda found: re.sub(r' *\\\n *', ' ', found[0]),
+    text,
+  )
 
 
 def _broken(line, width=68):
@@ -347,6 +356,7 @@ def _examples(command):
   lines, links = {}, []
   for path in sources:
     blocks = '\n'.join(re.findall(r'```bash\n(.*?)```', path.read_text(), re.S))
+    blocks = _joined(blocks)
     found = re.findall(rf'^{re.escape(command)}(?: .*)?$', blocks, re.M)
     if found:
       lines |= dict.fromkeys(found)

@@ -51,7 +51,7 @@ NARROW = {
 
 
 # The trunk names no leaf: neither a module, nor a class of one, nor a word that
-# only leaves understand. Tables name leaves, and a leaf is deleted with its row.
+# only leaves understand. Tables name leaves: a leaf is deleted with its row.
 TRUNK = {
   *('main', 'train', 'training', 'setup', 'step', 'evaluate'),
   *('models.vit', 'models.dense', 'models.pooling', 'models.posemb'),

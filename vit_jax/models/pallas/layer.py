@@ -14,10 +14,11 @@ layers. What they take by the schedules of the compiler is in docs/compile.md.
 Shapes: B examples, N tokens, R = B * N, D wide, M hidden units, h heads.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,22 +148,23 @@ def layer(
     raise _needs(reason)
   width = x.shape[-1]
   square, vector = (width, width), (width,)
-  kernels = [attn[x]['kernel'].reshape(square) for x in _PROJECTIONS]
-  biases = [attn[x]['bias'].reshape(vector) for x in _PROJECTIONS]
-  norm = [params['norm1'][x] for x in ('scale', 'bias')]
-  first = _Project._make([*kernels, *norm, *biases])
+  projections = [attn[name] for name in ('query', 'key', 'value')]
+  first = _Project(
+    *[each['kernel'].reshape(square) for each in projections],
+    *[params['norm1'][name] for name in ('scale', 'bias')],
+    *[each['bias'].reshape(vector) for each in projections],
+  )
   x, *qkv = _sharded(functools.partial(_project, epsilon), [x], first)
   q, k, v = (y.reshape(*x.shape[:2], heads, -1) for y in qkv)
   y = attention(q, k, v, implementation='pallas', lengths=lengths)
   arrays = [x, y.reshape(x.shape)]
-  norm, out = params['norm2'], attn['out']
   last = _Finish(
-    wo=out['kernel'].reshape(square),
+    wo=attn['out']['kernel'].reshape(square),
     w1=fc1['kernel'],
     w2=fc2['kernel'],
-    scale=norm['scale'],
-    shift=norm['bias'],
-    bo=out['bias'],
+    scale=params['norm2']['scale'],
+    shift=params['norm2']['bias'],
+    bo=attn['out']['bias'],
     b1=fc1['bias'],
     b2=fc2['bias'],
   )
@@ -170,33 +172,9 @@ def layer(
   return y
 
 
-_PROJECTIONS = 'query', 'key', 'value'
-
-
-class _Project(NamedTuple):
-  """Parameters before attention, and their gradients; or their references."""
-
-  wq: Any
-  wk: Any
-  wv: Any
-  scale: Any
-  shift: Any
-  bq: Any = None
-  bk: Any = None
-  bv: Any = None
-
-
-class _Finish(NamedTuple):
-  """Parameters after attention, and their gradients; or their references."""
-
-  wo: Any
-  w1: Any
-  w2: Any
-  scale: Any
-  shift: Any
-  bo: Any
-  b1: Any = None
-  b2: Any = None
+# Parameters before and after attention, their gradients, or their references.
+_Project = collections.namedtuple('_Project', 'wq wk wv scale shift bq bk bv')
+_Finish = collections.namedtuple('_Finish', 'wo w1 w2 scale shift bo b1 b2')
 
 
 def _sharded(function, arrays, params):
