@@ -117,7 +117,7 @@ class Objective:
   teachers: Mapping[str, Any] = MappingProxyType({})
   ema_weight: Callable[[jax.Array], Any] | None = None
   terms: Terms = MappingProxyType({})
-  for_grids: ClassVar[bool] = False
+  for_grids = False
   kinds: ClassVar[Kinds] = {'loss': LOSS, 'accuracy': RATE}
 
   def __call__(

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -13,12 +14,15 @@ from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import KeepAspect, Resize
 from vit_jax.durations import steps
 from vit_jax.evals.classification import Classification
+from vit_jax.evals.frozen import Frozen
 from vit_jax.evals.representation import Representation
 from vit_jax.models import posemb, rotary
 from vit_jax.models.attention import attention
+from vit_jax.models.axial import AxialBlock
 from vit_jax.models.flexi import FlexiPositions
 from vit_jax.models.pooling import Head, Map, Mean, NoPooling
-from vit_jax.models.vit import grid_of
+from vit_jax.models.stem import ConvStem
+from vit_jax.models.vit import Layers, grid_of
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.distillation import Teacher
 from vit_jax.objectives.mae import Mae
@@ -111,6 +115,11 @@ def test_predictions_and_a_teacher_keep_the_aspect(tmp_path):
   np.testing.assert_allclose(found['probabilities'], expected, atol=1e-6)
 
 
+class AxialLayers(Layers):
+  def layer(self, model):
+    return AxialBlock
+
+
 def test_what_cannot_take_them_is_refused_by_name():
   source = Synthetic(image_size=12, num_classes=4, num_examples=8)
   data, mesh = Data(source, 8, (KEEP,)), sharding.make_mesh()
@@ -122,9 +131,30 @@ def test_what_cannot_take_them_is_refused_by_name():
   for objective, name in (mixed, 'Mixed'), (Mae, 'Mae'):
     with pytest.raises(ValueError, match=f'{name} .*KeepAspect'):
       setup.make(Training(objective=objective, **given), *how)
-  for part in {'posemb': posemb.Learned()}, {'pooling': NoPooling()}:
-    with pytest.raises(ValueError, match=r'KeepAspect.*(Learned|NoPooling)'):
-      grid_of(model.clone(**part), BATCH)
-  for make in Representation, functools.partial(Classification, flip=True):
-    with pytest.raises(ValueError, match='KeepAspect'):
-      make(model, preprocess=np.float32, mesh=mesh, data=data)
+  for name, part in {
+    'posemb': posemb.Learned(),
+    'pooling': NoPooling(),
+    'embedding': ConvStem(),
+    'layers': AxialLayers(),
+  }.items():
+    with pytest.raises(
+      ValueError, match=f'KeepAspect.*{type(part).__name__[:5]}'
+    ):
+      grid_of(model.clone(**{name: part}), BATCH)
+  rotary_table = rotary.RotaryAxial(posemb.Learned())
+  with pytest.raises(ValueError, match=r'KeepAspect.* Learned'):
+    grid_of(model.clone(posemb=rotary_table), BATCH)
+  with pytest.raises(ValueError, match=r"KeepAspect.*at='stem'"):
+    FlexiPositions(at='layers').add_to_patches(None, 0, posemb.Grids(0, 1))
+  with pytest.raises(ValueError, match=r'Representation .*KeepAspect'):
+    Representation(model, preprocess=np.float32, mesh=mesh, data=data)
+  options = {'preprocess': jnp.float32, 'mesh': mesh}
+  init = functools.partial(model.init, jax.random.key(0))
+  params = jax.eval_shape(init, np.zeros((1, 4, 48, 3), 'f'))['params']
+  flipped = Classification(model, **options, data=data, flip=True)
+  with pytest.raises(ValueError, match=r'flip .*KeepAspect'):
+    flipped.check(params)
+  parts = {'set': {'train': data, 'test': data}}
+  frozen = Frozen(model, **options, data=parts, readouts={}, features='tokens')
+  with pytest.raises(ValueError, match=r'tokens.*KeepAspect'):
+    frozen.check(params)

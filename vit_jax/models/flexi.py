@@ -52,6 +52,8 @@ class FlexiPatches(PatchEmbedding):
   kernel_size: Size = 32
   method: resample.Method = 'bilinear'
 
+  for_grids = False
+
   def layer(self, inputs: tuple[int, ...], *args: Any, **fields: Any) -> Dense:
     stored = *as_pair(self.kernel_size), inputs[-1]
     fields |= {'stored': stored, 'method': self.method}
@@ -70,9 +72,16 @@ class FlexiPositions(Learned):
   _: dataclasses.KW_ONLY
   resize_method: resample.Method = 'bilinear_antialias'
 
-  @property
-  def for_grids(self) -> bool:  # type: ignore[override]
-    return not self.in_layers and self.resize_method == 'bilinear_antialias'
+  for_grids = True
+
+  def add_to_patches(self, module: Any, x: Any, grid: Any) -> Any:
+    resized = self.in_layers, self.resize_method
+    if isinstance(grid, Grids) and resized != (False, 'bilinear_antialias'):
+      raise UserError(
+        'Images of any aspect ratio (KeepAspect) need FlexiPositions with '
+        f"at='stem' and resize_method='bilinear_antialias', got {self}."
+      )
+    return super().add_to_patches(module, x, grid)
 
   def _patches(self, module, grid, width):
     table = super()._patches(module, self.stored, width)

@@ -144,7 +144,7 @@ class Pooling:
   norm: Literal['before', 'after'] | None = 'before'
 
   distillation_token = False  # whether one follows the class token
-  for_grids = property(lambda self: type(self) in FOR_GRIDS)
+  for_grids = False
 
   def layout(self, grid: Grid) -> Layout:
     """Return the Layout of tokens for patches of a grid (gh, gw)."""
@@ -195,6 +195,8 @@ class ClassToken(Pooling):
 
   class_token: bool = dataclasses.field(default=True, init=False)
 
+  for_grids = True
+
   def read(self, layout: Layout) -> slice:
     return slice(1)
 
@@ -213,6 +215,7 @@ class DistillationToken(Pooling):
   class_token: bool = dataclasses.field(default=True, init=False)
 
   distillation_token = True
+  for_grids = True
 
   def read(self, layout: Layout) -> slice:
     return slice(2)
@@ -239,6 +242,8 @@ class Mean(Pooling):
 
   registers: bool = False
   unit_norm: bool = False
+
+  for_grids = True
 
   def read(self, layout: Layout) -> slice:
     end = layout.prefix
@@ -279,6 +284,8 @@ class Map(Pooling):
   mlp_dim: Count | None = None
   all_tokens: bool = False
 
+  for_grids = True
+
   def read(self, layout: Layout) -> slice:
     return slice(0 if self.all_tokens else layout.prefix, None)
 
@@ -302,9 +309,6 @@ class Map(Pooling):
     weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
     start = self.read(layout).start
     return jnp.pad(weights.mean(axis=1), ((0, 0), (0, 0), (start, 0)))
-
-
-FOR_GRIDS: tuple[Any, ...] = ClassToken, DistillationToken, Mean, Map
 
 
 class MapHead(nn.Module):

@@ -75,7 +75,7 @@ class PositionEmbedding:
   """
 
   grid_tables: ClassVar[tuple[str, ...]] = ()
-  for_grids: ClassVar[Any] = False
+  for_grids = False
 
   _: dataclasses.KW_ONLY
   resize_method: resample.Method = 'paper'

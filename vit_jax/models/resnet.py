@@ -224,6 +224,8 @@ class Hybrid(vit.PatchEmbedding):
   patch_size: Size = 1
   stages: Stages = (3, 4, 6, 3)
 
+  for_grids = False
+
   def __post_init__(self) -> None:
     super().__post_init__()
     object.__setattr__(self, 'stages', tuple(self.stages))

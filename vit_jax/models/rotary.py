@@ -31,7 +31,7 @@ class Rotary(PositionEmbedding):
   learned: Learned | None = None
 
   in_layers = True
-  for_grids = property(lambda self: not self.learned or self.learned.for_grids)
+  for_grids = True
   pairs_axis = -1  # of [r, 2]: neighbours are pairs; of [2, r]: halves are
 
   def add_to_patches(self, module: nn.Module, x: Array, grid: Any) -> Array:

@@ -30,6 +30,8 @@ class ConvStem(PatchEmbedding):
   patch_size: Size = 1
   widths: tuple[Count, ...] = (32, 48, 96, 128)
 
+  for_grids = False
+
   def __post_init__(self) -> None:
     super().__post_init__()
     object.__setattr__(self, 'widths', tuple(self.widths))

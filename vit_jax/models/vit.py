@@ -78,7 +78,7 @@ class PatchEmbedding:
   norm: Literal['patches', 'tokens'] | None = None
 
   layer: ClassVar[Callable[..., Dense]] = Dense
-  for_grids = property(lambda self: type(self) is PatchEmbedding)
+  for_grids = True  # each patch is embedded alone
 
   def __post_init__(self) -> None:
     object.__setattr__(self, 'patch_size', as_pair(self.patch_size))
@@ -316,8 +316,12 @@ def grid_of(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
   """Return {'grid': ...} for a model, if a batch is of KeepAspect, or {}."""
   if 'grid' not in batch:
     return {}
-  for name in ('layer', 'embedding', 'posemb', 'pooling'):
-    part = getattr(model, name, model)
+  names = 'posemb', 'embedding', 'pooling', 'layer'
+  parts = [getattr(model, name, model) for name in names]
+  parts.append(getattr(parts[0], 'learned', None))
+  if layers := getattr(model, 'layers', None):
+    parts.append(layers.layer(model))
+  for part in parts:
     if not getattr(part, 'for_grids', part is None):
       raise UserError(
         f'Images of any aspect ratio (KeepAspect) are not for {part}. Use a '
