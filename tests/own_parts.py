@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from vit_jax.data.pipeline import Data
-from vit_jax.models import pooling, posemb
+from vit_jax.models import attention, pooling, posemb, vit
 from vit_jax.objectives.wrapper import Wrapper
 from vit_jax.step import Context
 from vit_jax.types import Model, Params
@@ -203,6 +203,33 @@ class Sum(pooling.Pooling):
 
   def __call__(self, module, tokens, layout):
     return tokens.sum(axis=1)
+
+
+class GatedAttention(attention.Attention):
+  """Attention: its output is multiplied by a learned number."""
+
+  @nn.compact
+  def __call__(self, queries, tokens, shared=None, lengths=None):
+    gate = self.param('gate', nn.initializers.ones, ())
+    return gate * super().__call__(queries, tokens, shared, lengths)
+
+
+class GatedBlock(vit.Block):
+  attend = GatedAttention
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared(vit.Layers):
+  """Layers: one for all, with the attention above."""
+
+  def layer(self, model):
+    return GatedBlock
+
+  def __call__(self, model, x, *, training, per_layer, shared=(), **fields):
+    block, outputs = GatedBlock(name='block_0', **fields), {}
+    for i in range(model.depth):
+      outputs[f'block_{i}'] = x = block(x, None, *shared)
+    return x, outputs if per_layer else {}
 
 
 # Weights format: one key map.

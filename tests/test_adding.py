@@ -19,8 +19,10 @@ import pytest
 from vit_jax import config, pretrained, tree
 from vit_jax.optim import optimizers
 from vit_jax.parallel import sharding
+from vit_jax.probes import Probe
 from vit_jax.reports import page
 from vit_jax.runs.records import read_records
+from vit_jax.step import Term
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
 from vit_jax.weights import bundle, formats
@@ -46,10 +48,11 @@ def get_config(model):
   }
   vit = {
     'target': 'vit_jax.models.vit.VisionTransformer',
-    **{'width': 8, 'depth': 1, 'mlp_dim': 8, 'num_heads': 1},
+    **{'width': 8, 'depth': 2, 'mlp_dim': 8, 'num_heads': 1},
     'embedding': {'patch_size': 4},
     'posemb': {'target': 'mine.Rows', 'std': 0.1},
     'pooling': {'target': 'mine.Sum'},
+    'layers': {'target': 'mine.Shared'},
   }
   objective = {
     'vit': {
@@ -147,7 +150,11 @@ def test_train_with_every_part(run):
   total = sum(record['train/loss'] for record in losses)
   assert float((workdir / 'losses_7.txt').read_text()) == total
   paths = tree.flatten(state.params)
-  assert ('rows' if model == 'vit' else 'pixels/kernel') in paths
+  if model == 'net':
+    assert 'pixels/kernel' in paths
+  else:  # it has one layer for both, whose gate is trained
+    assert 'rows' in paths and 'block_1' not in state.params
+    assert paths['block_0/attn/gate'] != 1
 
 
 def test_resume_and_shard(run, folder):
@@ -282,6 +289,17 @@ def test_kernel(folder):
   mesh = sharding.make_mesh(data=4, model=2)
   split = sharding.infer(params, sharding.tensor_parallel(rows), mesh)
   assert tuple(split[path].spec) == (None, None, 'model')
+
+
+@pytest.mark.parametrize(
+  ('part', 'remedy'), [(Term, 'Wrapper'), (Probe, 'term')]
+)
+def test_parts_that_need_more_are_refused(part, remedy):
+  def wants_model(seen=None, *, model, **others):
+    pass
+
+  with pytest.raises(ValueError, match=rf"wants_model: .*'model'.*{remedy}"):
+    part(wants_model)
 
 
 def test_every_key_of_the_table_is_in_the_config(folder):

@@ -173,7 +173,9 @@ def test_other_layers_are_refused(fields, message):
     jax.eval_shape(block(**fields).apply, params, x, rngs=rngs)
 
 
-def test_axial_layers_are_refused():
+def test_layers_of_other_kinds_are_refused():
+  with pytest.raises(ValueError, match='one after the other, got Layers'):
+    pallas_layer.with_kernels(model(Layers()))
   axial = AxialViT(D, 2, M, 2, PatchEmbedding(2), layers=KernelLayers())
   images = jax.ShapeDtypeStruct((1, 6, 6, 3), 'float32')
   with pytest.raises(ValueError, match='of the paper, got AxialBlock'):

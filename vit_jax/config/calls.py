@@ -398,8 +398,7 @@ def schema_of(fn: Any) -> Any:
   named = inspect.Parameter.POSITIONAL_OR_KEYWORD
   names = [k for k, p in parameters_of(fn).items() if p.kind == named]
   found = hints_of(fn).get(names[1]) if len(names) == 2 else None
-  is_schema = inspect.isclass(found) and dataclasses.is_dataclass(found)
-  return found if is_schema else None
+  return found if dataclasses.is_dataclass(found) else None
 
 
 def is_required(parameter: inspect.Parameter) -> bool:

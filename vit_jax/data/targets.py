@@ -30,7 +30,7 @@ _BITS['-1'] = np.nan
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-  """Base of the kinds of labels.
+  """Interface of the kinds of labels: classes, several labels, numbers.
 
   Attributes:
     columns: names of the columns; (): the column of the label.

@@ -40,11 +40,7 @@ class AxialBlock(Block):
 
   @nn.compact
   def __call__(
-    self,
-    x: Array,
-    drop_rate: Any = None,
-    shared: Any = None,
-    lengths: Array | None = None,
+    self, x: Any, drop_rate: Any = None, shared: Any = None, lengths: Any = None
   ) -> Array:
     names = Block.__dataclass_fields__.keys() - {'parent', 'name'}
     fields = {name: getattr(self, name) for name in names}

@@ -123,7 +123,7 @@ class FrozenTeacher(FrozenModel):
     return formats.read(self.path, **self.options).params
 
   def convert(self, images: Array, resize: bool = True) -> jax.Array:
-    """Return float images of the teacher, from [B, H, W, C] in 0..255.
+    """Return the images that the teacher gets, from [B, H, W, C] in 0..255.
 
     The file says how they are normalised, and the interpolation that resizes
     them, on the device and with antialiasing.

@@ -11,6 +11,11 @@ from vit_jax.step import Labelled, Objective, as_objective
 from vit_jax.types import MakeObjective, Outputs, Preprocess, UserError
 
 
+def _of_inner(name: str) -> Any:
+  """Return the attribute of `inner`, which that of Objective would hide."""
+  return property(operator.attrgetter(f'inner.{name}'))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Around(Objective):
   """Base of objectives around `inner`, which `objective` makes."""
@@ -20,6 +25,17 @@ class Around(Objective):
   preprocess: Preprocess
   objective: MakeObjective
   inner: Any = dataclasses.field(init=False)
+
+  activation = _of_inner('activation')
+  kinds = _of_inner('kinds')
+  teachers = _of_inner('teachers')
+  terms = _of_inner('terms')
+  whole_batch = _of_inner('whole_batch')
+  ema_weight = _of_inner('ema_weight')
+  init = _of_inner('init')
+  carried = _of_inner('carried')
+  prepare = _of_inner('prepare')
+  pictures = _of_inner('pictures')
 
   def __post_init__(self) -> None:
     inner = self.objective(self.model, preprocess=self.preprocess)
@@ -34,13 +50,6 @@ class Around(Objective):
     inner = self.inner.of_run(timeline, images, choose)
     # The copy makes its `inner` again, so `objective` now returns this one.
     return dataclasses.replace(self, objective=lambda *_, **__: inner)
-
-
-for _name in (
-  *('activation', 'kinds', 'teachers', 'terms', 'whole_batch', 'ema_weight'),
-  *('init', 'carried', 'prepare', 'pictures'),
-):  # are those of `inner`, which the attributes of Objective would hide
-  setattr(Around, _name, property(operator.attrgetter(f'inner.{_name}')))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -91,7 +91,7 @@ class LayerDecay:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """The optimizer of a training run: (params, learning_rate) -> optax's.
+  """Optimizer of a training run, which makes the optax transformation.
 
   Attributes:
     rule: see the module. In a config, the `target` and the keys that are not

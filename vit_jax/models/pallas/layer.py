@@ -55,7 +55,7 @@ def with_kernels(model: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class KernelLayers(Layers):
-  """Layers of kernels, whose tokens fill whole registers."""
+  """Layers of kernels, whose tokens fill whole registers of 8 each."""
 
   def layer(self, model: Any) -> type[nn.Module]:
     if model.layer is not Block:
@@ -65,8 +65,12 @@ class KernelLayers(Layers):
   def __call__(
     self, model: Any, x: jax.Array, *, shared: Any = (), **options: Any
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    tokens = x.shape[1]
-    x, shared = pad(x, *shared)
+    (batch, tokens, _), (positions, lengths) = x.shape, shared
+    if added := -tokens % 8:
+      if lengths is None:
+        lengths = jnp.full(batch, tokens, jnp.int32)
+      x = jnp.pad(x, ((0, 0), (0, added), (0, 0)))
+    shared = positions, lengths
     x, outputs = super().__call__(model, x, shared=shared, **options)
     return jax.tree.map(lambda x: x[:, :tokens], (x, outputs))
 
@@ -75,11 +79,7 @@ class KernelBlock(Block):
   """A Block that is computed by kernels."""
 
   def __call__(
-    self,
-    x: jax.Array,
-    drop_rate: Any = None,
-    shared: Any = None,
-    lengths: jax.Array | None = None,
+    self, x: Any, drop_rate: Any = None, shared: Any = None, lengths: Any = None
   ) -> jax.Array:
     if self.is_initializing():
       return super().__call__(x, drop_rate, shared, lengths)
@@ -115,20 +115,6 @@ def obstacle(x: Any, hidden: int) -> str | None:
   if not _rows(width * (width + 2 * hidden), 5 * width + hidden, width, size):
     return f'narrower layers, got {width} and {hidden}'
   return None
-
-
-def pad(
-  x: jax.Array, shared: Any, lengths: jax.Array | None
-) -> tuple[jax.Array, tuple[Any, jax.Array | None]]:
-  """Pad x [B, N, D] to whole registers, of 8 tokens each.
-
-  Returns x, and what layers also get: `shared`, and lengths.
-  """
-  batch, tokens, _ = x.shape
-  if not (added := -tokens % 8):
-    return x, (shared, lengths)
-  lengths = jnp.full(batch, tokens, jnp.int32) if lengths is None else lengths
-  return jnp.pad(x, ((0, 0), (0, added), (0, 0))), (shared, lengths)
 
 
 def layer(
@@ -197,7 +183,7 @@ def _sharded(function, arrays, params):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _project(epsilon, x, params):
   """Return x, whose gradient the kernel adds to its own, then q, k and v."""
-  (out,) = _call(_project_forward, epsilon, [x], params, [x] * 3)
+  out, _ = _call(_project_forward, epsilon, [x], params, [x] * 3)
   return x, *out
 
 
@@ -226,14 +212,13 @@ _project.defvjp(_project_saved, _project_gradients)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _finish(epsilon, x, y, params):
   """Return the output of the layer, of x and what attention returned."""
-  (out,) = _call(_mlp_forward, epsilon, [x, y], params, [x])
-  return out
+  return _call(_mlp_forward, epsilon, [x, y], params, [x])[0]
 
 
 def _finish_saved(epsilon, x, y, params):
   hidden = jax.ShapeDtypeStruct((len(x), len(params.b1)), x.dtype)
-  ((out, hidden),) = _call(_mlp_forward, epsilon, [x, y], params, [x, hidden])
-  return [out], (x, y, hidden, params)
+  out, _ = _call(_mlp_forward, epsilon, [x, y], params, [x, hidden])
+  return out[:1], (x, y, out[1], params)
 
 
 def _finish_gradients(epsilon, saved, gradients):
@@ -283,12 +268,12 @@ def _rows(kernels, elements, width, size):
   return max(0, min(left // each // 256 * 256, 1792))
 
 
-def _call(kernel, epsilon, rows, params, out, sums=None):
-  """Run a kernel on blocks of `rows`; return arrays like `out`, and the sums.
+def _call(kernel, epsilon, rows, params, out, sums=()):
+  """Run a kernel on blocks of `rows`; return arrays like `out` and `sums`.
 
   `sums` is a tree of float32 sums over all tokens. The kernel is called as
-  (epsilon, rows, params, out), with references in place of arrays; with sums as
-  (epsilon, number of tokens, rows, params, out, sums).
+  (epsilon, count, rows, params, out, sums), with the number of tokens, and with
+  references in place of arrays.
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
@@ -310,17 +295,15 @@ def _call(kernel, epsilon, rows, params, out, sums=None):
     once = pl.Buffered(1)
     return pl.BlockSpec(array.shape, lambda i: (0, 0), pipeline_mode=once)
 
-  results = [out, *[sums] * bool(sums)]
-  specs = [jax.tree.map(parts, out), *[jax.tree.map(whole, sums)] * bool(sums)]
-  moved = jax.tree.leaves((rows, params, results))
+  moved = jax.tree.leaves((rows, params, out, sums))
   call = functools.partial(
     pl.pallas_call,
-    functools.partial(kernel, epsilon, *[count] * bool(sums)),
+    functools.partial(kernel, epsilon, count),
     grid=(pl.cdiv(count, block),),
     in_specs=[jax.tree.map(parts, rows), jax.tree.map(whole, params)],
-    out_specs=specs,
+    out_specs=[jax.tree.map(parts, out), jax.tree.map(whole, sums)],
     out_shape=jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), results
+      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), [out, sums]
     ),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('arbitrary',), vmem_limit_bytes=_LIMIT
@@ -394,7 +377,7 @@ def _begin(count, x, sums):
   return read
 
 
-def _project_forward(epsilon, rows, params, out):
+def _project_forward(epsilon, count, rows, params, out, _):
   """Compute queries, keys and values [R, D] of x [R, D]."""
   ((x,), p) = rows, params
   tokens, *_ = _norm(
@@ -424,7 +407,7 @@ def _project_backward(epsilon, count, rows, params, out, sums):
   total[...] = (read(dx[...]) + gradient).astype(x.dtype)
 
 
-def _mlp_forward(epsilon, rows, params, out):
+def _mlp_forward(epsilon, count, rows, params, out, _):
   """Compute the output [R, D] of x and y [R, D], what attention returned.
 
   What enters GELU, [R, M], is written to a second output, if there is one.
