@@ -85,19 +85,17 @@ def get_config(argument=''):
     kernel_size=8 if on_21k else 16,  # that of the weights
   )
   config.model.posemb = common.make('models.flexi.FlexiPositions', prefix=False)
-  patches = common.make('models.flexi.RandomPatches', patch_sizes=PATCHES)
-  config.variants = patches
+  sizes = TINY if args.tiny else PATCHES
+  config.variants = common.make('models.flexi.RandomPatches', patch_sizes=sizes)
   config.objective = common.mixed(loss, mixup=1.0 if from_weights else 0.2)
   config.optimizer = common.clipped_adam(weight_decay=0.1)
   config.schedule = {'lr': 1e-4 if from_weights else 1e-3, 'decay': 'cosine'}
   config.schedule.warmup_steps = 5000 if from_weights else 10_000
-  if args.tiny:
-    config.variants.patch_sizes = TINY
   resize = 'Resize' if from_weights else 'ResizeSmall'
   test_images = common.resize_crop(240, 272, resize)
   config.evals = {}
   for i in EVALUATED[: 1 if args.tiny else None]:
-    size = config.variants.patch_sizes[i]
+    size = sizes[i]
     change = common.make('models.flexi.with_patches', patch_size=size)
     found = common.held_out_evals(
       config, held_out, test_images, every_fraction=0.05, change=change

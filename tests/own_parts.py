@@ -167,6 +167,10 @@ def certainty(seen, *, power):
   return jax.nn.softmax(logits).max(-1) ** power
 
 
+def needs_model(seen, model, power):
+  """No term: terms do not get the model."""
+
+
 def signs(learning_rate, *, optimizer, mask=None):
   """Optimizer that wraps an optimizer: the signs of its updates."""
   inner = optimizer(1.0, mask=mask)
@@ -226,10 +230,10 @@ class Shared(vit.Layers):
     return GatedBlock
 
   def __call__(self, model, x, *, training, per_layer, shared=(), **fields):
-    block, outputs = GatedBlock(name='block_0', **fields), {}
-    for i in range(model.depth):
-      outputs[f'block_{i}'] = x = block(x, None, *shared)
-    return x, outputs if per_layer else {}
+    block = self.layer(model)(name='block_0', **fields)
+    for _ in range(model.depth):
+      x = block(x, None, *shared)
+    return x, {}
 
 
 # Weights format: one key map.

@@ -19,10 +19,8 @@ import pytest
 from vit_jax import config, pretrained, tree
 from vit_jax.optim import optimizers
 from vit_jax.parallel import sharding
-from vit_jax.probes import Probe
 from vit_jax.reports import page
 from vit_jax.runs.records import read_records
-from vit_jax.step import Term
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
 from vit_jax.weights import bundle, formats
@@ -291,15 +289,13 @@ def test_kernel(folder):
   assert tuple(split[path].spec) == (None, None, 'model')
 
 
-@pytest.mark.parametrize(
-  ('part', 'remedy'), [(Term, 'Wrapper'), (Probe, 'term')]
-)
-def test_parts_that_need_more_are_refused(part, remedy):
-  def wants_model(seen=None, *, model, **others):
-    pass
-
-  with pytest.raises(ValueError, match=rf"wants_model: .*'model'.*{remedy}"):
-    part(wants_model)
+def test_what_a_part_is_called_with_is_said(folder):
+  """A term that needs the model, which only objectives and others get."""
+  with pytest.raises(ValueError, match=r"'model'. It is called with Seen. See"):
+    train(
+      *(folder, 'net', folder / 'refused'),
+      'objective.terms.sure.target=mine.needs_model',
+    )
 
 
 def test_every_key_of_the_table_is_in_the_config(folder):

@@ -25,7 +25,7 @@ def test_norms_and_histograms_of_each_layer():
 
 
 def test_a_probe_is_called_in_its_steps_and_the_last():
-  probe = Probe(lambda step, **_: {'square': step**2}, steps(3))
+  probe = Probe(lambda step: {'square': step**2}, steps(3))
   call = jax.jit(lambda n: probe(Timeline(1, 9, total_steps=7), step=n))
   found = [(bool(due), int(x['square'])) for due, x in map(call, range(1, 8))]
   off = (False, 0)

@@ -90,7 +90,7 @@ def test_paths_and_dotted_names_exist():
 def test_the_reading_order_names_files():
   order = PAGES['architecture'].split('## Reading order')[1]
   names = re.findall(r'`([\w/]+\.py)`', order)
-  assert len(names) == 8
+  assert len(names) == 9
   for name in names:
     assert any((ROOT / x / name).exists() for x in ('', 'vit_jax')), name
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.durations import Interval, Timeline, steps
-from vit_jax.types import PathRule, check_call
+from vit_jax.types import PathRule
 
 _SIZES = 2.0 ** np.arange(-30, 11)
 EDGES = np.concatenate([-_SIZES[::-1], _SIZES]).astype(np.float32)  # of bins
@@ -27,15 +27,6 @@ class Probe:
 
   fn: Callable[..., Any] = dataclasses.field(metadata={'rest': True})
   every: Interval = steps(50)
-
-  def __post_init__(self) -> None:
-    names = 'step', 'params', 'grads', 'updates'
-    check_call(
-      self.fn,
-      f'A probe is called with {", ".join(names)}. What needs features is a '
-      'term with weight 0, and what needs the model an evaluator.',
-      **dict.fromkeys(names),
-    )
 
   def __call__(self, timeline: Timeline, **seen: Any) -> tuple[jax.Array, Any]:
     """Return (whether this is such a step, values; zeros in other steps)."""

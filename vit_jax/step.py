@@ -24,7 +24,6 @@ from vit_jax.types import (
   Params,
   PyTree,
   UserError,
-  check_call,
 )
 
 
@@ -84,14 +83,6 @@ class Term:
 
   fn: Callable[..., Any] = dataclasses.field(metadata={'rest': True})
   weight: NonNegative = 1.0
-
-  def __post_init__(self) -> None:
-    check_call(
-      self.fn,
-      f'A term is called with Seen ({", ".join(Seen._fields)}). What needs the '
-      'model is an objective, see Wrapper in objectives/wrapper.py.',
-      None,
-    )
 
   @property
   def whole_batch(self) -> bool:

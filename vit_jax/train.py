@@ -103,7 +103,8 @@ def train(
     # 4. The state to start from: a checkpoint, weights, or scratch.
     state, saved, origin = _first_state(workdir, training, ready, saver)
     check_finite(state, start := int(state.step))
-    teachers = ready.load_teachers(mesh, training.sharding)
+    frozen = ready.objective.teachers.items()
+    teachers = {name: x.load(mesh, training.sharding) for name, x in frozen}
     workdirs.record_start(workdir, basis, changed, start)
     workdirs.record_config(workdir, provenance)
     _record(workdir, training, ready, evaluators, choices)
@@ -199,14 +200,14 @@ def _record(workdir, training, ready, evaluators, choices):
   """Write what predictions need, and which attention was chosen."""
   if choices:
     workdirs.write(workdir, 'attention.json', choices)
-  transforms = evaluators_lib.transforms(evaluators)
+  transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]
   workdirs.record_model(
     workdir,
     model=ready.described,
     preprocess=training.preprocess,
     image_shape=ready.images.shape[1:],
     activation=ready.objective.activation,
-    **training.data.of_predictions(transforms),
+    **training.data.of_predictions(*transforms),
   )
 
 

@@ -10,7 +10,6 @@ that results do not depend on is marked `Annotated[int, HARMLESS]`.
 """
 
 import dataclasses
-import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -171,15 +170,6 @@ LossFn = Callable[..., Outputs]
 MakeObjective = Annotated[
   Callable[..., LossFn], (('model', 'model'), ('preprocess', 'preprocess'))
 ]
-
-
-def check_call(fn: Any, remedy: str, *args: Any, **kwargs: Any) -> None:
-  """Raise UserError if a part cannot be called with what it is given."""
-  try:
-    inspect.signature(fn).bind(*args, **kwargs)
-  except TypeError as error:
-    name = getattr(getattr(fn, 'func', fn), '__qualname__', fn)
-    raise UserError(f'{name}: {error}. {remedy}') from error
 
 
 class Model(Protocol):

@@ -7,17 +7,12 @@ from typing import NamedTuple
 class Chip(NamedTuple):
   """A kind of device, from memory of the vendors' data sheets; 0: not known.
 
-  Attributes:
-    peak_flops: dense bfloat16 FLOP/s; float16 of V100 and T4.
-    hbm_gib: memory that a program can have, by libtpu 0.0.51 or as in gpus/.
-    clock_ghz: the clock at which a TPU's matrix units reach the peak.
-    links_gb_s: bandwidth of all links; of GPUs in one direction, NVLink's, or
-      PCIe's of the L4.
-    hbm_gb_s: bandwidth of the memory.
-    network_gb_s: its part of the data-centre network, by Google's pages: 6.4
-      and 25.6 Tbit/s for 256 chips of v5e and v6e, 50 Gbit/s for v5p.
-    kernel_rate: the part of the peak that models/pallas/attention.py reaches,
-      by libtpu's schedules for B/16; v2 and v3 were not looked at.
+  At `clock_ghz` a TPU's matrix units reach `peak_flops`, in bfloat16 (float16
+  of V100 and T4). `hbm_gib` is what libtpu 0.0.51 says a program can have, or
+  as in tools/compile/gpus/. Links are all of a chip; a GPU's NVLinks, or PCIe
+  of the L4, in one direction. Networks, to other slices, are those of Google's
+  pages. `kernel_rate` is the part of the peak that models/pallas/attention.py
+  reaches by libtpu's schedules for B/16; v2 and v3 were not looked at.
   """
 
   peak_flops: float

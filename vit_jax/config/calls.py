@@ -64,7 +64,11 @@ class Partial(functools.partial):
         *self.args, *args, **self.keywords, **kwargs
       )
     except TypeError as error:
-      raise ConfigError(f'{full_name(self.func)}: {error}.') from error
+      given = ', '.join([*(type(x).__name__ for x in args), *kwargs])
+      raise ConfigError(
+        f'{full_name(self.func)}: {error}. It is called with {given}. See '
+        '"Adding something" in CONTRIBUTING.md for what each part gets.'
+      ) from error
     return super().__call__(*args, **kwargs)
 
 

@@ -152,15 +152,15 @@ class Data:
     names = ', '.join(sorted(found))
     return names and f'data.keep leaves out keys of the examples: {names}.'
 
-  def of_predictions(self, transforms: Sequence[Transform]) -> dict[str, Any]:
+  def of_predictions(self, *others: Sequence[Transform]) -> dict[str, Any]:
     """Return what predictions need: transforms, class names and targets.
 
-    `transforms` are those of evaluation; () for those that training implies.
+    The transforms are the first of `others`, those of evaluators, or implied.
     """
     last = [x for x in self.transforms[-1:] if hasattr(x, 'of_predictions')]
-    implied = tuple(x.of_predictions() for x in last)
+    implied = [x.of_predictions() for x in last]
     return {
-      'transforms': transforms or implied or None,
+      'transforms': next(filter(None, [*others, implied]), None),
       'class_names': getattr(self.source, 'class_names', None),
       'targets': getattr(self.source, 'targets', None),
     }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import subsets
-from vit_jax.evals.collect import COUNTS, SplitEvaluator, means, mirror
+from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
 from vit_jax.models.vit import grid_of
 from vit_jax.objectives import classification
 from vit_jax.reports.confusion import Predictions
@@ -56,9 +56,8 @@ class Classification(SplitEvaluator):
   same_classes: bool = True
   flip: bool = False
 
-  for_grids = True
-
   def __post_init__(self) -> None:
+    self.for_grids = not self.flip
     super().__post_init__()
     wanted = self.model.num_classes
     found = getattr(self.data.source, 'num_classes', None) or wanted
@@ -93,7 +92,7 @@ class Classification(SplitEvaluator):
     images, labels = batch['image'], batch['label']
     logits = self._logits(params, images, **grid_of(self.model, batch))
     if self.flip:
-      mirrored = self._logits(params, mirror(images, batch))
+      mirrored = self._logits(params, images[:, :, ::-1])
       logits = _average(jnp.stack([logits, mirrored]), self.loss)
     targets = classification.soft_targets(labels, logits.shape[-1])
     logits, targets = logits[:, self._classes], targets[:, self._classes]

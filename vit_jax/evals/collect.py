@@ -54,8 +54,8 @@ class Collector:
     owner = getattr(fn, '__self__', None)
     if 'grid' in example and not getattr(owner, 'for_grids', False):
       raise UserError(
-        f'{what}: {type(owner).__name__} cannot take images of any aspect '
-        'ratio (KeepAspect).'
+        f'{what}: {type(owner).__name__}, or an option such as flip, cannot '
+        'take images of any aspect ratio (KeepAspect).'
       )
     example |= {'mask': np.bool_(True), 'index': np.int32(0)}
     self._spec = {
@@ -99,15 +99,6 @@ class Collector:
       terminal.say(self._data.name_skipped(missing))
     self._has_named = True
     return {'num_examples': count, 'skipped': total - count}
-
-
-def mirror(images: Any, batch: Batch) -> Any:
-  """Return the mirror images of images [B, H, W, C] of a batch."""
-  if 'grid' in batch:
-    raise UserError(
-      'flip is not for images of any aspect ratio (KeepAspect). Leave it out.'
-    )
-  return images[:, :, ::-1]
 
 
 def means(columns: Columns, names: Iterable[str]) -> dict[str, float]:

@@ -125,12 +125,6 @@ def run(evaluators: Evaluators, params: Params, step: int) -> dict[str, float]:
   return results
 
 
-def transforms(evaluators: Evaluators) -> Sequence[Any]:
-  """Return the transforms of the first evaluator that has some, or ()."""
-  found = (getattr(x, 'transforms', ()) for x in evaluators.values())
-  return next(filter(None, found), ())
-
-
 def kinds(evaluators: Evaluators) -> dict[str, Kind]:
   """Return what the metrics of evaluators are, {'EVALUATOR/METRIC': Kind}."""
   return {

@@ -26,7 +26,7 @@ import numpy as np
 
 from vit_jax.data import subsets
 from vit_jax.data.pipeline import Data
-from vit_jax.evals.collect import Collector, mirror
+from vit_jax.evals.collect import Collector
 from vit_jax.models.vit import grid_of
 from vit_jax.types import (
   Count,
@@ -71,8 +71,6 @@ class Frozen:
   statistics: Sequence[Literal['mean', 'max', 'std']] = ()
   flip: bool = False
 
-  for_grids = True
-
   def __post_init__(self) -> None:
     for name, splits in self.data.items():
       if {*splits, 'val'} != {'train', 'test', 'val'}:
@@ -80,6 +78,7 @@ class Frozen:
           f'data.{name} has splits {sorted(splits)}. It needs train and test, '
           'and may have val to choose hyperparameters on.'
         )
+    self.for_grids = self.features in _ONE_PER_IMAGE and not self.flip
     self._collectors = {
       (name, split): Collector(
         self._extract, data=part, mesh=self.mesh, what=f'{name}/{split}'
@@ -92,18 +91,13 @@ class Frozen:
     images = self.preprocess(batch['image'])
     found = self._features(params, images, **grid_of(self.model, batch))
     if self.flip:
-      found = (found + self._features(params, mirror(images, batch))) / 2
+      found = (found + self._features(params, images[:, :, ::-1])) / 2
     return {'x': found}
 
   def _features(self, params, x, **grid):
     """Return features [B, D] of images."""
     out = {'pixels': x}
     names = [self.features] if isinstance(self.features, str) else self.features
-    if grid and not {*names} <= {*_ONE_PER_IMAGE}:
-      raise UserError(
-        f'features={self.features!r} have padding for images of any aspect '
-        f'ratio (KeepAspect). Use {", ".join(_ONE_PER_IMAGE)}.'
-      )
     if [*names] != ['pixels']:
       out |= self.model.apply({'params': params}, x, **grid, method='features')
     if missing := [name for name in names if name not in out]:

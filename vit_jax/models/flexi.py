@@ -72,16 +72,9 @@ class FlexiPositions(Learned):
   _: dataclasses.KW_ONLY
   resize_method: resample.Method = 'bilinear_antialias'
 
-  for_grids = True
-
-  def add_to_patches(self, module: Any, x: Any, grid: Any) -> Any:
-    resized = self.in_layers, self.resize_method
-    if isinstance(grid, Grids) and resized != (False, 'bilinear_antialias'):
-      raise UserError(
-        'Images of any aspect ratio (KeepAspect) need FlexiPositions with '
-        f"at='stem' and resize_method='bilinear_antialias', got {self}."
-      )
-    return super().add_to_patches(module, x, grid)
+  def __post_init__(self) -> None:
+    is_so = not self.in_layers and self.resize_method == 'bilinear_antialias'
+    object.__setattr__(self, 'for_grids', is_so)
 
   def _patches(self, module, grid, width):
     table = super()._patches(module, self.stored, width)

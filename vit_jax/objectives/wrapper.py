@@ -12,13 +12,15 @@ from vit_jax.types import MakeObjective, Outputs, Preprocess, UserError
 
 
 def _of_inner(name: str) -> Any:
-  """Return the attribute of `inner`, which that of Objective would hide."""
   return property(operator.attrgetter(f'inner.{name}'))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Around(Objective):
-  """Base of objectives around `inner`, which `objective` makes."""
+  """Base of objectives around `inner`, which `objective` makes.
+
+  It has the attributes of `inner`, which those of Objective would hide.
+  """
 
   model: Any
   _: dataclasses.KW_ONLY

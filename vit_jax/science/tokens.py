@@ -20,8 +20,6 @@ class FrozenTokens(PatchEmbedding):
   patch_size: Size = 1
   vocabulary: Count = 128
 
-  for_grids = False
-
   def __call__(
     self, module: nn.Module, images: jax.Array
   ) -> tuple[dict[str, jax.Array], tuple[int, int]]:

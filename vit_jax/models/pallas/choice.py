@@ -58,8 +58,8 @@ class Chooser:
 
   Attributes:
     batch_size: examples that all devices process at a time.
-    record: {case: candidate} of choices that were made before. New ones
-      are added, so that a resumed run can use them.
+    record: {case: candidate} of choices that were made before. New ones are
+      added, so that a resumed run can use them.
     report: gets the choices and times in words.
   """
 

@@ -17,7 +17,6 @@ Shapes: B examples, N tokens, R = B * N, D wide, M hidden units, h heads.
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -76,7 +75,7 @@ class KernelLayers(Layers):
 
 
 class KernelBlock(Block):
-  """A Block that is computed by kernels."""
+  """A Block of the paper, with GELU by tanh, that is computed by kernels."""
 
   def __call__(
     self, x: Any, drop_rate: Any = None, shared: Any = None, lengths: Any = None
@@ -91,9 +90,37 @@ class KernelBlock(Block):
     dropout = self.dropout or self.options.attention_dropout
     if drop_rate is not None or (dropout and self.train):
       raise _needs('a model without dropout and stochastic depth')
+    return self._compute(keep_batch_split(x), lengths)
+
+  def _compute(self, x, lengths):
     params, epsilon = self.variables['params'], self.options.norm_eps
-    x = keep_batch_split(x)
-    return layer(x, params, self.num_heads, epsilon, lengths)
+    attn, fc1, fc2 = params['attn'], params['mlp']['fc1'], params['mlp']['fc2']
+    if reason := obstacle(x, fc1['kernel'].shape[1]):
+      raise _needs(reason)
+    width = x.shape[-1]
+    square, vector = (width, width), (width,)
+    projections = [attn[name] for name in ('query', 'key', 'value')]
+    first = _Project(
+      *[each['kernel'].reshape(square) for each in projections],
+      *[params['norm1'][name] for name in ('scale', 'bias')],
+      *[each['bias'].reshape(vector) for each in projections],
+    )
+    x, *qkv = _sharded(functools.partial(_project, epsilon), [x], first)
+    q, k, v = (y.reshape(*x.shape[:2], self.num_heads, -1) for y in qkv)
+    y = attention(q, k, v, implementation='pallas', lengths=lengths)
+    arrays = [x, y.reshape(x.shape)]
+    last = _Finish(
+      wo=attn['out']['kernel'].reshape(square),
+      w1=fc1['kernel'],
+      w2=fc2['kernel'],
+      scale=params['norm2']['scale'],
+      shift=params['norm2']['bias'],
+      bo=attn['out']['bias'],
+      b1=fc1['bias'],
+      b2=fc2['bias'],
+    )
+    (y,) = _sharded(functools.partial(_finish, epsilon), arrays, last)
+    return y
 
 
 def _needs(what):
@@ -115,47 +142,6 @@ def obstacle(x: Any, hidden: int) -> str | None:
   if not _rows(width * (width + 2 * hidden), 5 * width + hidden, width, size):
     return f'narrower layers, got {width} and {hidden}'
   return None
-
-
-def layer(
-  x: jax.Array,
-  params: Mapping[str, Any],
-  heads: int,
-  epsilon: float,
-  lengths: jax.Array | None = None,
-) -> jax.Array:
-  """Compute a layer of the paper (equations 2 and 3): [B, N, D] -> [B, N, D].
-
-  `params` are those of a Block, `lengths` int32 [B] the tokens of each example
-  before padding. GELU is by tanh. Raises UserError if the kernels cannot run.
-  """
-  attn, fc1, fc2 = params['attn'], params['mlp']['fc1'], params['mlp']['fc2']
-  if reason := obstacle(x, fc1['kernel'].shape[1]):
-    raise _needs(reason)
-  width = x.shape[-1]
-  square, vector = (width, width), (width,)
-  projections = [attn[name] for name in ('query', 'key', 'value')]
-  first = _Project(
-    *[each['kernel'].reshape(square) for each in projections],
-    *[params['norm1'][name] for name in ('scale', 'bias')],
-    *[each['bias'].reshape(vector) for each in projections],
-  )
-  x, *qkv = _sharded(functools.partial(_project, epsilon), [x], first)
-  q, k, v = (y.reshape(*x.shape[:2], heads, -1) for y in qkv)
-  y = attention(q, k, v, implementation='pallas', lengths=lengths)
-  arrays = [x, y.reshape(x.shape)]
-  last = _Finish(
-    wo=attn['out']['kernel'].reshape(square),
-    w1=fc1['kernel'],
-    w2=fc2['kernel'],
-    scale=params['norm2']['scale'],
-    shift=params['norm2']['bias'],
-    bo=attn['out']['bias'],
-    b1=fc1['bias'],
-    b2=fc2['bias'],
-  )
-  (y,) = _sharded(functools.partial(_finish, epsilon), arrays, last)
-  return y
 
 
 # Parameters before and after attention, their gradients, or their references.
