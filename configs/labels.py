@@ -38,8 +38,7 @@ def sigmoid(config):
 
 
 def scaled(config):
-  source = common.references(config.data.source)
-  moments = common.make('data.balance.moments', source=source)
+  moments = common.make('data.balance.moments')
   config.model.head = common.make('models.pooling.ScaledHead', moments=moments)
   config.objective = common.make('objectives.classification.squared_error')
 
@@ -133,7 +132,6 @@ def learn(config, args):
     del config.data.order
   if args.class_weights:
     weights = common.make(f'data.balance.{kind.weights}')
-    weights['source'] = common.references(config.data.source)
     config.objective[kind.weights] = weights
   best = kind.best
   if args.balanced or args.class_weights:

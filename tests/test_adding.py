@@ -136,6 +136,10 @@ def test_train_with_every_part(run):
   assert [r['step'] for r in records if 'seen/devices' in r] == [1, 2]
   seen = {k: v for k, v in last.items() if k.startswith('seen/')}
   assert seen == {'seen/devices': 24, 'seen/black': -1.0, 'seen/classes': 2}
+  shown = json.loads((workdir / 'data.json').read_text())
+  assert shown['training']['lines'][0] == '16 images in Squares'
+  assert shown['largest']['images'][0][1] == 'dark'
+  assert len(shown['training']['images']) == 8  # the first batch
   losses = [r for r in records if 'train/loss' in r]
   for record in losses:
     if model == 'net':

@@ -160,6 +160,10 @@ class Objective:
     """Return a changed whole batch, before it is cut into micro-batches."""
     return batch
 
+  def shown(self, batch: Batch, rng: jax.Array) -> Batch:
+    """Return a batch as the model gets it: 'image', uint8 or float, 'label'."""
+    return self.prepare(batch, rng)
+
   def pictures(
     self, params: Params, batch: Batch, rng: jax.Array
   ) -> dict[str, jax.Array]:

@@ -14,6 +14,7 @@ from vit_jax.models.pallas.choice import Chooser
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.reports import attention_figures, page, worst
+from vit_jax.reports.data import Shown
 from vit_jax.runs import compiled, workdirs
 from vit_jax.runs.monitor import Monitor, Stopwatch, check_finite
 from vit_jax.setup import Examples
@@ -23,6 +24,7 @@ from vit_jax.training import Training as Training
 from vit_jax.types import HARMLESS, PathLike
 from vit_jax.weights import formats, surgery
 
+_COMPUTED = 'statistics.json'  # from the training data
 _MEMORY = (
   'To need less: --config.accum_steps=2 (or more, same result), '
   '--config.mesh.fsdp=-1 (state split over devices), '
@@ -40,8 +42,6 @@ def train(
 ) -> TrainState | Any:
   """Train a model, resuming from the newest checkpoint in workdir.
 
-  No state is saved or evaluated that has NaN or Inf; the run ends instead.
-
   Args:
     workdir: directory of the run; local, or gs://...
     training: the model, the data, and how it learns.
@@ -53,7 +53,7 @@ def train(
 
   Raises:
     UserError: before the first step, if anything does not fit; later a
-      NonFiniteError or an OutOfMemoryError.
+      NonFiniteError, before such a state is saved, or an OutOfMemoryError.
     Stopped: a signal asked to stop, and a checkpoint was saved.
   """
   stopwatch, data, seed = Stopwatch(), training.data, training.seed
@@ -67,6 +67,7 @@ def train(
   # 2. The model, its loss and the step, from shapes.
   mesh, examples = training.mesh.make(), Examples.of(data)
   choices = workdirs.read(workdir, 'attention.json')
+  training = training.supplied(computed := workdirs.read(workdir, _COMPUTED))
   at_a_time = data.batch_size // training.accum_steps
   choose = Chooser(at_a_time, mesh, choices, terminal.say)
   plan = setup.Plan.of(training, examples, mesh, choose)
@@ -85,13 +86,12 @@ def train(
   eval_every = {name: timeline.steps(x.every) for name, x in evals.items()}
   kinds = {f'train/{k}': x for k, x in ready.objective.kinds.items()}
   kinds |= evaluators_lib.kinds(evaluators)
-  saver, save_every = checkpoints.open(workdir, timeline, eval_every, kinds)
   evaluators_lib.check_best_metric(checkpoints.best_metric, evaluators)
+  saver, save_every = checkpoints.open(workdir, timeline, eval_every, kinds)
   if (weights := training.init_from) and saver.latest_step() is None:
     formats.find(weights.path, weights.step)
+  shown = Shown.of(data, evaluators)
   if dry_run:
-    if others := data.name_left_out():
-      terminal.say(others)
     compiled.report(ready, plan, mesh)
     return None
 
@@ -103,11 +103,11 @@ def train(
     # 4. The state to start from: a checkpoint, weights, or scratch.
     state, saved, origin = _first_state(workdir, training, ready, saver)
     check_finite(state, start := int(state.step))
-    frozen = ready.objective.teachers.items()
-    teachers = {name: x.load(mesh, training.sharding) for name, x in frozen}
+    teachers = ready.load_teachers(mesh, training.sharding)
     workdirs.record_start(workdir, basis, changed, start)
     workdirs.record_config(workdir, provenance)
-    _record(workdir, training, ready, evaluators, choices)
+    more = {'attention.json': choices, _COMPUTED: computed}
+    _record(workdir, training, ready, evaluators, more)
 
     # 5. The loop. Metrics lag one step: the host never waits for the device.
     monitor = Monitor(
@@ -143,6 +143,7 @@ def train(
           with monitor.waiting(batches.spent):
             batch = next(batches)
           batch = sharding_lib.put_batch(batch, mesh)
+          shown.write(step, workdir, ready.objective, batch, state.rng, mesh)
           state, metrics = plan.step(step)(state, batch, teachers=teachers)
           monitor.step(step, metrics, skipped=len(batches.skipped))
 
@@ -196,10 +197,11 @@ def _first_state(workdir, training, ready, saver):
   return state, saved, origin
 
 
-def _record(workdir, training, ready, evaluators, choices):
-  """Write what predictions need, and which attention was chosen."""
-  if choices:
-    workdirs.write(workdir, 'attention.json', choices)
+def _record(workdir, training, ready, evaluators, more):
+  """Write what predictions need, and {file: content} of what is not empty."""
+  for name, content in more.items():
+    if content:
+      workdirs.write(workdir, name, content)
   transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]
   workdirs.record_model(
     workdir,

@@ -5,7 +5,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
 
-from vit_jax.data.pipeline import Data
+from vit_jax import config
+from vit_jax.data.pipeline import Data, Source
 from vit_jax.durations import Interval
 from vit_jax.evals.evaluators import Evaluator, Factory
 from vit_jax.models.dense import Normalize
@@ -106,3 +107,30 @@ class Training:
   probes: Mapping[str, Probe] | None = None
   seed: KeySeed = 0
   logging: Annotated[Logging, HARMLESS] = Logging()
+
+  def supplied(
+    self, known: dict[str, Any], source: Callable[[], Source] | None = None
+  ) -> 'Training':
+    """Return it with what is computed from its data, such as class weights.
+
+    Args:
+      known: what was computed before, by function; new values are added.
+      source: opens the data that are computed from; None: those of `data`.
+    """
+
+    def call(fn):
+      if (name := config.full_name(fn.func)) not in known:
+        known[name] = fn(source=source() if source else self.data.source)
+      return _as_tuples(known[name])
+
+    parts = {
+      name: config.supply(getattr(self, name), 'source', call)
+      for name in ('model', 'objective')
+    }
+    return dataclasses.replace(self, **parts)
+
+
+def _as_tuples(value):
+  return (
+    tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
+  )

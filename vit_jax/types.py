@@ -96,6 +96,9 @@ Size = Annotated[  # of a square, or (height, width)
   int | tuple[int, int],
   Expect(_are_sides, 'one integer or (height, width), 1 to 16384 pixels each'),
 ]
+# A function of the source of the training, such as those of data/balance.py, in
+# a config; a run calls it once, with its own source.
+OfSource = Callable[[Any], Any]
 # The result of a function of a config, which a user may set to a Size instead.
 ComputedSize = Annotated[tuple[int, int], 'computed']
 PathRule = Annotated[  # of paths of parameters, see tree.py

@@ -1,6 +1,7 @@
 """Own images: fine-tuning with the model of the weights, and from scratch."""
 
 import dataclasses
+import json
 from collections import Counter
 
 import numpy as np
@@ -124,12 +125,19 @@ def test_what_cannot_be_trained(images, tmp_path):
 
 
 def test_class_weights_of_a_config_are_those_of_its_training_images(images):
-  for name in ('train_folder', 'finetune'):
-    argument = 'class_weights' if name[0] == 't' else 'folder,class_weights'
-    config = load_config(name, argument)
-    config.data.source.path = str(images)
-    found = configs.resolve(config.objective).keywords['class_weights']
-    np.testing.assert_allclose(found, [35 / 12, 35 / 108, 35 / 4, 35 / 16])
+  config = load_config('train_folder', 'class_weights')
+  config.data.source.path = str(images)
+  call, known = configs.plan_run(config), {}
+  training = dataclasses.replace(call, run=None).make()
+  found = training.supplied(known).objective
+  expected = [35 / 12, 35 / 108, 35 / 4, 35 / 16]
+  np.testing.assert_allclose(found.keywords['class_weights'], expected)
+  # A run that resumes has those that it began with, of any data.
+  known = json.loads(json.dumps(known))
+  resumed = dataclasses.replace(training, data=None).supplied(known)
+  assert resumed.objective == found
+  fine = load_config('finetune', 'folder,class_weights').objective
+  assert fine.class_weights == config.objective.class_weights
 
 
 @pytest.mark.parametrize('words', ['balanced', 'class_weights'])

@@ -23,12 +23,14 @@ All keys are checked before anything is called, so that a typo costs nothing.
 from vit_jax.config.calls import Call as Call
 from vit_jax.config.calls import Partial as Partial
 from vit_jax.config.calls import check_set as check_set
+from vit_jax.config.calls import full_name as full_name
 from vit_jax.config.calls import locate as locate
 from vit_jax.config.calls import make as make
 from vit_jax.config.calls import parameters_of as parameters_of
 from vit_jax.config.calls import plan_run as plan_run
 from vit_jax.config.calls import resolve as resolve
 from vit_jax.config.calls import schema_of as schema_of
+from vit_jax.config.calls import supply as supply
 from vit_jax.config.loading import about as about
 from vit_jax.config.loading import import_configs as import_configs
 from vit_jax.config.loading import load as load

@@ -8,7 +8,7 @@ import functools
 import inspect
 import pkgutil
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,28 @@ class Partial(functools.partial):
         '"Adding something" in CONTRIBUTING.md for what each part gets.'
       ) from error
     return super().__call__(*args, **kwargs)
+
+
+def supply(value: Any, name: str, call: Callable[[Any], Any]) -> Any:
+  """Return a value with call(x) for the partials x in it that lack only `name`.
+
+  They are found in keywords of others, and in fields of dataclasses.
+  """
+  if isinstance(value, functools.partial):
+    if missing_of(value.func, value.keywords, len(value.args)) == [name]:
+      return call(value)
+    old = value.keywords
+  elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    fields = [x.name for x in dataclasses.fields(value) if x.init]
+    old = {x: getattr(value, x) for x in fields}
+  else:
+    return value
+  new = {k: supply(v, name, call) for k, v in old.items()}
+  if not (changed := {k: v for k, v in new.items() if v is not old[k]}):
+    return value
+  if isinstance(value, functools.partial):
+    return type(value)(value.func, *value.args, **{**old, **changed})
+  return dataclasses.replace(value, **changed)
 
 
 @dataclasses.dataclass

@@ -74,8 +74,10 @@ def describe(source: Source, index: int) -> str:
 def fingerprint(source: Any, keep: Sequence[str] = ()) -> dict[str, Any]:
   """Return JSON values that differ for other data, wherever its files are.
 
-  'classes' is a hash of the names of the classes, and 'examples' one of up to
-  16 images with label and what is kept, at equal distances in the source.
+  'classes' is a hash of the names of the classes, 'labels', 'files' and 'kept'
+  of those of all examples, where they are known without reading them, and
+  'examples' one of up to 16 images with label and what is kept, at equal
+  distances in the source.
   Classes with a method `fingerprint`, such as teachers, have their own.
   """
   if hasattr(type(source), 'fingerprint'):
@@ -87,8 +89,21 @@ def fingerprint(source: Any, keep: Sequence[str] = ()) -> dict[str, Any]:
     'num_examples': count,
     'num_classes': getattr(source, 'num_classes', None),
     'classes': None if names is None else _hash(str(x).encode() for x in names),
+    **_of_all(source, keep),
     'examples': _hash(_content(source, int(i), keep) for i in places),
   }
+
+
+def _of_all(source, keep):
+  """Return hashes of what a source holds of all its examples."""
+  if not hasattr(source, 'held'):
+    return {}
+  held = source.held(keep)
+  return {name: _hash(x.tobytes() for x in v) for name, v in held.items()}
+
+
+def _take(column, rows):
+  return column[rows] if isinstance(column, np.ndarray) else column.take(rows)
 
 
 def _content(source, index, keep):
@@ -133,6 +148,13 @@ class View:
     if hasattr(self.source, 'labels'):
       return self.source.labels()[np.asarray(self._indices)]
     return stack_labels([self[i]['label'] for i in range(len(self))])
+
+  def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Return what the other source holds of these examples."""
+    inner: Any = self.source
+    found = inner.held(keep) if hasattr(inner, 'held') else {}
+    rows = np.asarray(self._indices)
+    return {k: [_take(x, rows) for x in v] for k, v in found.items()}
 
   def describe(self, index: int) -> str:
     """Return the other source's description of an example."""
@@ -210,6 +232,7 @@ class Slice(View):
     if not len(kept):
       raise UserError(f'The slice {bounds!r} has none of {count} examples.')
     super().__init__(source, kept)
+    self.used = {**getattr(source, 'used', {}), 'slice': bounds}
 
 
 class Subset(View):

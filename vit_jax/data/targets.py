@@ -5,11 +5,14 @@
   Labels    any of several labels of an example     float32 [n, K], 0 or 1
   Numbers   one or several numbers                  float32 [n, K]
 
-An empty cell, None or NaN is a missing label: -1 in int32, NaN in float32. As a
-class, and in columns of 0 and 1, -1 is missing, too.
+An empty cell, None, NaN and the words of `tables.MISSING` are a missing label:
+-1 in int32, NaN in float32. -1 as a class, and next to 0, is missing, too.
 """
 
+import ast
+import contextlib
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,15 +20,59 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vit_jax.data.sources.tables import clean, indices
+from vit_jax.data.sources.tables import MISSING, clean, indices, say_once
 from vit_jax.types import UserError
 
-Columns = Mapping[str, Sequence[Any]]  # cells by the name of the column
 Names = list[str] | None
 _INT = re.compile(r'-?(0|[1-9]\d*)', re.ASCII)  # '01' is a name
-_DECIMAL = re.compile(r'-?\d+\.\d+', re.ASCII)
-_BITS = {'0': 0.0, '1': 1.0, 'true': 1.0, 'false': 0.0, '': np.nan}
-_BITS['-1'] = np.nan
+_DECIMAL = re.compile(
+  r'[+-]?(\d+[.,]\d*|[.,]\d+)(e[+-]?\d+)?|[+-]?\d+e[+-]?\d+', re.ASCII | re.I
+)
+_BITS = dict.fromkeys(('1', 'true', 'yes'), 1.0)
+_BITS |= dict.fromkeys(('0', 'false', 'no'), 0.0) | {'': np.nan, '-1': np.nan}
+_HOT = re.compile(r'[01]([ ,;|])[01](\1[01])*')  # '0 1 0'
+_ODD = re.compile(r'\[.*\]|[({].*,.*[)}]', re.DOTALL)  # lists, if they parse
+_FEW = 10  # images may each have a class of their own
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+  """Cells of a column: the different ones, and which one is in each row."""
+
+  different: list[Any]
+  index: np.ndarray
+
+  @classmethod
+  def of(cls, values: Any) -> 'Cells':
+    """Return the cells of a sequence; lists, also in arrays, become tuples."""
+    if isinstance(values, Cells):
+      return values
+    if (known := getattr(values, 'different', None)) is not None:
+      return cls(*known)  # of a Column
+    place: dict[Any, int] = {}
+    found = (place.setdefault(_key(x), len(place)) for x in values)
+    index = np.fromiter(found, np.int32, len(values))
+    return cls([*place], index)
+
+  def __getitem__(self, row: int) -> Any:
+    return self.different[self.index[row]]
+
+  def __len__(self) -> int:
+    return len(self.index)
+
+  def texts(self, where: str, kept: Sequence[str] | None = None) -> list[str]:
+    """Return the different cells as texts, '' for the missing ones.
+
+    Words for missing values, except `kept`, are named in a line.
+    """
+    texts = list(map(_text, self.different))
+    words = {x for x in texts if x.lower() in MISSING}.difference(kept or ())
+    if words:
+      say_once(f'{where}: read as missing: {", ".join(sorted(words))}')
+    return ['' if x in words else x for x in texts]
+
+
+Columns = Mapping[str, Cells]  # by the name of the column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +88,19 @@ class Targets:
   outputs: ClassVar[str] = 'probabilities'  # what a model predicts
 
   def encode(
-    self, where: str, columns: Columns, names: Names = None
+    self, where: str, columns: Mapping[str, Any], names: Names = None
   ) -> tuple[np.ndarray, Names]:
     """Return (labels, names of their K classes, labels or numbers, or None).
 
     Args:
       where: what has the columns; it begins error messages.
-      columns: cells of the columns, texts or values.
+      columns: cells of the columns, texts or values, or `Cells`.
       names: names in order, if they are known; None: those that occur, sorted.
     """
+    columns = {k: Cells.of(x) for k, x in columns.items()}
+    return self._encoded(where, columns, names)
+
+  def _encoded(self, where: str, columns: Columns, names: Names) -> Any:
     raise NotImplementedError
 
   def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
@@ -71,40 +122,42 @@ class Classes(Targets):
   Lists of K numbers are weights of the K classes, float32 [n, K].
   """
 
-  def encode(
-    self, where: str, columns: Columns, names: Names = None
-  ) -> tuple[np.ndarray, Names]:
-    ((key, values),) = columns.items()
+  def _encoded(self, where, columns, names):
+    ((key, cells),) = columns.items()
     names = None if names is None else list(map(clean, names))
-    if any(map(_is_list, values)):
-      labels = _weights(values)
+    if any(isinstance(x, tuple) for x in cells.different):
+      labels = _weights(cells)
       if labels is None:
         raise UserError(
-          f'{where}: {key} has lists such as {values[0]}. Expected classes. '
-          f'Several labels are labels={key}, see docs/labels.md.'
+          f'{where}: {key} has lists such as {cells.different[0]}. Expected '
+          f'classes. Several labels are labels={key}, see docs/labels.md.'
         )
       return labels, names
+    texts = cells.texts(f'{where}: {key}', names)
     missing = {'', '-1'} - {*(names or ())}
-    texts = ['' if (text := _text(x)) in missing else text for x in values]
-    found = {*texts} - {''}
+    found = {*texts} - missing
     others = [x for x in found if not _INT.fullmatch(x)]
-    if names is None and others and all(map(_DECIMAL.fullmatch, others)):
+    decimals = list(filter(_DECIMAL.fullmatch, others))
+    if names is None and decimals:
       raise UserError(
-        f'{where}: {key} has numbers such as {min(others)}. Expected classes. '
-        f'Numbers are number={key}, and grades order=A<B<C, see docs/labels.md.'
+        f'{where}: {key} has {min(decimals)}, which has two readings: a number '
+        f'(number={key}, see docs/labels.md), or the name of a class (list all '
+        'names as class_names).'
       )
-    if others or found <= {*(names or ())}:
-      names = sorted(found) if names is None else names
-      labels = np.full(len(texts), -1, np.int32)
-      labels[np.array(texts) != ''] = indices(where, filter(None, texts), names)
-      return labels, names
-    labels = np.array([int(x or -1) for x in texts])
-    if labels.min() < -1 or labels.max() >= 2**31:
-      raise UserError(
-        f'{where}: {key} has classes from {labels.min()} to {labels.max()}. '
-        'Expected ints from 0 on, and -1 for a missing class.'
-      )
-    return labels.astype(np.int32), names
+    if names is None:
+      names = sorted(found) if others else sorted(found, key=int)
+      if len(cells) == len(names) > _FEW:
+        raise UserError(
+          f'{where}: {key} has another cell in each of {len(cells):,} rows. '
+          'Expected classes. Set label_key to the column of the label.'
+        )
+    known = names
+    if not others and not found <= {*names}:  # they index the names
+      known = list(map(str, range(len(names))))
+    used = [x for x in texts if x in found]
+    numbers = np.full(len(texts), -1, np.int32)
+    numbers[[x in found for x in texts]] = indices(where, used, known)
+    return numbers[cells.index], names
 
   def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
     columns = 'rank', 'class_id', 'class_name', 'probability'
@@ -122,64 +175,77 @@ class Grades(Classes):
 
   order: Sequence[str] = dataclasses.field(kw_only=True)
 
-  def encode(
-    self, where: str, columns: Columns, names: Names = None
-  ) -> tuple[np.ndarray, Names]:
-    ((key, values),) = columns.items()
+  def _encoded(self, where, columns, names):
+    ((key, cells),) = columns.items()
     order = list(map(_text, self.order))
     known = {str(i): x for i, x in enumerate(names or ()) if x in order}
-    cells = [known.get(x, x) for x in map(_text, values)]
-    if unknown := sorted({*cells} - {'', '-1', *order}):
+    texts = cells.texts(f'{where}: {key}', order)
+    texts = [known.get(x, x) for x in texts]
+    if unknown := sorted({*texts} - {'', '-1', *order}):
       raise UserError(
         f'{where}: {key} has {unknown[:10]}, which are not in the order '
         f'{" < ".join(order)}. Add them.'
       )
-    return super().encode(where, {key: cells}, order)
+    return super()._encoded(where, {key: Cells(texts, cells.index)}, order)
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels(Targets):
   """Any of several labels of an example.
 
-  They are columns of 0 and 1; or one column of lists, of names or numbers of
-  labels, or of texts such as 'cat|dog', 'cat;dog', 'cat,dog' or 'cat dog'.
+  They are columns of 0 and 1 (or true, false, yes, no), or one column of lists
+  of names, of numbers of labels, or of K zeros and ones. A text is a list if it
+  is one of JSON or Python, '["cat", "dog"]', or is cut: 'cat|dog', 'cat;dog' or
+  'cat,dog'. '[]' is an example without labels, an empty cell a missing one.
+
+  Attributes:
+    separator: where texts are cut; default: the one of | ; , that occurs.
   """
 
-  def encode(
-    self, where: str, columns: Columns, names: Names = None
-  ) -> tuple[np.ndarray, Names]:
-    values, *_ = columns.values()
-    if len(columns) == 1 and not {*map(_bit, values)} <= {*_BITS}:
-      labels, names = self._of_lists(where, values, names)
-    else:
-      expected = '0, 1 or an empty cell, or one column of lists'
-      labels = _table(where, columns, lambda x: _BITS[_bit(x)], expected)
-      names = [*columns]
-    return labels, names
+  separator: str | None = None
 
-  def _of_lists(self, where, values, names):
-    """Return (labels, names) of a column of lists, or of texts to be split."""
-    lists = values
-    if not any(map(_is_list, values)):
-      texts = list(map(_text, values))
-      separator = next((x for x in '|;,' if any(x in y for y in texts)), None)
-      lists = [x.split(separator) if x else None for x in texts]
-    elif (labels := _weights(values)) is not None:
-      return labels, names
-    lists = [x if x is None else [*filter(None, map(_text, x))] for x in lists]
-    found = sorted({x for y in lists for x in y or ()})
-    are_numbers = all(map(_INT.fullmatch, {*found} - {*(names or ())}))
-    if are_numbers := are_numbers and not {*found} <= {*(names or ())}:
-      found.sort(key=int)
-      names = names or [str(i) for i in range(int((found or [0])[-1]) + 1)]
-    names = found if names is None else list(map(clean, names))
-    known = list(map(str, range(len(names)))) if are_numbers else names
-    index = dict(zip(found, indices(where, found, known)))
-    labels = np.zeros((len(lists), len(names)), np.float32)
-    for row, items in zip(labels, lists):
-      row[...] = np.nan if items is None else row
-      row[[index[x] for x in items or ()]] = 1
-    return labels, names
+  def _encoded(self, where, columns, names):
+    ((key, cells), *others) = columns.items()
+    if others or _are_bits(cells):
+      expected = '0, 1 or an empty cell, or one column of lists'
+      read = {k: _read_bits(f'{where}: {k}', x) for k, x in columns.items()}
+      return _table(where, columns, read, expected), [*columns]
+    lists = self._lists(f'{where}: {key}', cells)
+    if (labels := _weights(lists)) is not None:
+      return labels, names or [*map(str, range(labels.shape[1]))]
+    return _of_lists(where, lists, names)
+
+  def _lists(self, where, cells):
+    """Return the cells as tuples, of texts that are parsed or cut."""
+    texts = [x for x in cells.different if isinstance(x, str)]
+    own = [x for x in texts if x[:1] != '[' or x[-1:] != ']']
+    found = [x for x in '|;,' if any(x in y for y in own)]
+    blank = next((x for x in own if re.search(r'\S\s+\S', x)), None)
+    if odd := [
+      x for x in texts if _ODD.fullmatch(x) and _parsed(x, '') is None
+    ]:
+      raise UserError(
+        f'{where} has {odd[0]!r}. Expected a list of JSON or Python, such as '
+        '["cat", "dog"], or names that are separated by one of | ; ,'
+      )
+    is_hot = bool(own) and all(map(_HOT.fullmatch, own))
+    if is_hot:
+      found = [own[0][1]]
+    elif self.separator is None and (len(found) > 1 or (blank and not found)):
+      one, two = found[:2] if found else (' ', '|')
+      cell = blank if not found else next(x for x in own if one in x)
+      raise UserError(
+        f'{where} has {cell!r}, which has two readings: cut at {one!r} it is '
+        f'{_cut(cell, one)}, at {two!r} {_cut(cell, two)}. Set '
+        f'targets.separator={one!r} or {two!r}.'
+      )
+    separator = self.separator or next(iter(found), '|')
+    texts = cells.texts(where)
+    read = [
+      x if isinstance(x, tuple) else _parsed(text, separator)
+      for x, text in zip(cells.different, texts)
+    ]
+    return Cells(read, cells.index)
 
   def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
     found = '|'.join(x for x, p in zip(names, values) if p >= threshold)
@@ -192,11 +258,10 @@ class Numbers(Targets):
 
   outputs: ClassVar[str] = 'numbers'
 
-  def encode(
-    self, where: str, columns: Columns, names: Names = None
-  ) -> tuple[np.ndarray, Names]:
+  def _encoded(self, where, columns, names):
     expected = 'a number with a decimal point, or an empty cell'
-    return _table(where, columns, _number, expected), [*columns]
+    read = {k: x.texts(f'{where}: {k}') for k, x in columns.items()}
+    return _table(where, columns, read, expected), [*columns]
 
   def shown(self, values: Any, names: Any, k: int) -> Any:
     return ', '.join(f'{name} {x:.6g}' for name, x in zip(names, values))
@@ -207,21 +272,23 @@ def top(probabilities: np.ndarray, k: int) -> list[int]:
   return np.argsort(-probabilities, kind='stable')[:k].tolist()
 
 
-def _table(where, columns, convert, expected):
-  """Return float32 [n, K] of converted cells; refuse others, and no cells."""
-  found = []
-  for key, cells in columns.items():
-    for row, cell in enumerate(cells, 1):
+def _table(where, columns, read, expected):
+  """Return float32 [n, K] of different cells as read; refuse what has none."""
+  labels = np.empty((len(columns), len(next(iter(columns.values())))))
+  for row, (key, cells) in zip(labels, columns.items()):
+    found = np.empty(len(cells.different))
+    for i, (cell, value) in enumerate(zip(cells.different, read[key])):
       try:
-        found.append(convert(cell))
-      except (KeyError, ValueError, TypeError, OverflowError):
+        found[i] = _number(value)
+      except (ValueError, TypeError, OverflowError):
+        first = int(np.argmax(cells.index == i)) + 1
         raise UserError(
-          f'{where}: {key} has {cell!r} in row {row}. Expected {expected}.'
+          f'{where}: {key} has {cell!r} in row {first}. Expected {expected}.'
         ) from None
-  labels = np.array(found, np.float32).reshape(len(columns), -1)
+    row[:] = found[cells.index]
   if empty := [x for x, y in zip(columns, labels) if np.isnan(y).all()]:
     raise UserError(f'{where}: all cells of {", ".join(empty)} are missing.')
-  return np.ascontiguousarray(labels.T)
+  return np.ascontiguousarray(labels.T, np.float32)
 
 
 def _number(cell):
@@ -231,36 +298,105 @@ def _number(cell):
   return number
 
 
-def _bit(cell):
-  return 'a list' if _is_list(cell) else _text(cell).lower()
+def _bits(cells):
+  """Return the different cells as '0', '1', '-1', '' and other texts."""
+  texts = [_text(x).lower() for x in cells.different]
+  return ['' if x in MISSING else x for x in texts]
+
+
+def _are_bits(cells):
+  found = {*_bits(cells)}
+  return found <= {*_BITS} and found != {''}
+
+
+def _read_bits(where, cells):
+  """Return 0.0, 1.0 or NaN of each different cell, None of others; say -1."""
+  bits = _bits(cells)
+  absent = '-1' in bits and not {'0', 'false', 'no'} & {*bits}
+  if '-1' in bits:
+    what = 'absent, as 0 does not occur' if absent else 'missing'
+    say_once(f'{where}: -1 is {what}')
+  return [{**_BITS, '-1': 0.0 if absent else np.nan}.get(x, x) for x in bits]
+
+
+def _key(cell):
+  """Return a cell as what can be compared: lists as tuples."""
+  if isinstance(cell, np.ndarray):
+    cell = cell.tolist()
+  if isinstance(cell, list | tuple | dict):
+    return tuple(map(_key, cell))
+  return cell
 
 
 def _text(cell):
   """Return a cell as text: '' if it is missing, '3' for 3.0 and '3.0'."""
-  if cell is None or cell != cell:
+  if cell is None or cell != cell or cell == ():
     return ''
   if isinstance(cell, bool | np.bool_):
     return str(int(cell))
   text = clean(str(cell).strip())
   whole = re.fullmatch(r'(-?\d+)\.0+', text, re.ASCII)
-  return whole[1] if whole else '' if text.lower() == 'nan' else text
+  return whole[1] if whole else text
 
 
-def _is_list(cell):
-  return isinstance(cell, list | tuple | dict)
+def _cut(text, separator):
+  return [y for x in text.split(separator) if (y := x.strip())]
 
 
-def _weights(lists):
-  """Return lists of K weights as float32 [n, K]; None if they are others.
+def _parsed(text, separator):
+  """Return a text as a tuple, by JSON, Python, or cut; None if it is empty."""
+  for parse in json.loads, ast.literal_eval:
+    with contextlib.suppress(ValueError, SyntaxError):
+      if text[:1] == '[' and isinstance(found := parse(text), list):
+        return _key(found)
+  return tuple(_cut(text, separator)) if text and separator else None
 
-  Ints are weights if they are 0 and 1, and some list has one of them twice, as
-  no list of numbers of classes has.
+
+def _of_lists(where, lists, names):
+  """Return (labels, names) of cells that are tuples, or None if missing."""
+  parts = [(*filter(None, map(_text, x or ())),) for x in lists.different]
+  if twice := [x for x in parts if {*x} <= {'0', '1'} and len({*x}) < len(x)]:
+    raise UserError(
+      f'{where} has {" ".join(twice[0])!r}. Expected as many zeros and ones in '
+      'every cell, one for each label, or names.'
+    )
+  found = sorted({x for y in parts for x in y})
+  are_numbers = all(map(_INT.fullmatch, {*found} - {*(names or ())}))
+  if are_numbers := are_numbers and not {*found} <= {*(names or ())}:
+    found.sort(key=int)
+    most = int((found or [0])[-1])
+    if names is None and most >= max(len(lists), 1000):
+      raise UserError(
+        f'{where}: labels up to {most:,} of {len(lists):,} images need as many '
+        'outputs. Expected names, or numbers of labels from 0 on.'
+      )
+    names = names or [str(i) for i in range(most + 1)]
+  names = found if names is None else list(map(clean, names))
+  known = list(map(str, range(len(names)))) if are_numbers else names
+  index = dict(zip(found, indices(where, found, known)))
+  labels = np.zeros((len(parts), len(names)), np.float32)
+  for row, items, cell in zip(labels, parts, lists.different):
+    row[...] = np.nan if cell is None else row
+    row[[index[x] for x in items]] = 1
+  return labels[lists.index], names
+
+
+def _weights(cells):
+  """Return lists of K numbers as float32 [n, K]; None if they are others.
+
+  Ints are weights if they are 0 and 1, and K is 2 or more.
   """
-  if len({len(x) if _is_list(x) else None for x in lists}) > 1:
+  lists = [x for x in cells.different if x is not None]
+  if len({len(x) if isinstance(x, tuple) else None for x in lists}) != 1:
     return None
+  if all(isinstance(x, str) and x in ('0', '1') for y in lists for x in y):
+    lists = [tuple(map(int, x)) for x in lists]
   array = np.array(lists)
-  if array.dtype.kind == 'f':
-    return array.astype(np.float32)
   bits = array.dtype.kind in 'iub' and not {*array.flat} - {0, 1}
-  twice = any(len({*x}) < len(x) for x in lists)
-  return array.astype(np.float32) if bits and twice else None
+  if array.ndim != 2 or not (array.dtype.kind == 'f' or bits):
+    return None
+  if bits and array.shape[1] < 2:
+    return None
+  found = np.full((len(cells.different), array.shape[1]), np.nan, np.float32)
+  found[[x is not None for x in cells.different]] = array
+  return found[cells.index]

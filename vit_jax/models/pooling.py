@@ -17,7 +17,14 @@ from jax import Array
 from vit_jax.models.attention import Attention
 from vit_jax.models.dense import INIT, BlockOptions, Dense, Mlp, initializer
 from vit_jax.models.posemb import Grid, Layout, PositionEmbedding
-from vit_jax.types import Count, Natural, NonNegative, Params, UserError
+from vit_jax.types import (
+  Count,
+  Natural,
+  NonNegative,
+  OfSource,
+  Params,
+  UserError,
+)
 
 Features = dict[str, Array]  # by name
 
@@ -87,7 +94,9 @@ class ScaledHead(Head):
     moments: mean and std of each number in the training data.
   """
 
-  moments: tuple[tuple[float, float], ...] = dataclasses.field(kw_only=True)
+  moments: tuple[tuple[float, float], ...] | OfSource = dataclasses.field(
+    kw_only=True
+  )
 
   def convert(self, outputs: jax.Array) -> jax.Array:
     mean, std = np.array(self.moments, np.float32).T

@@ -21,6 +21,7 @@ from vit_jax.types import (
   Kinds,
   Model,
   NonNegative,
+  OfSource,
   Outputs,
   Positive,
   Preprocess,
@@ -73,7 +74,7 @@ class CrossEntropy(OfLogits):
   """
 
   label_smoothing: Rate = 0.0
-  class_weights: Sequence[NonNegative] | None = None
+  class_weights: Sequence[NonNegative] | OfSource | None = None
 
   mean_over_classes = False
 
@@ -123,7 +124,7 @@ class sigmoid_xent(CrossEntropy):
 
   threshold: Rate | None = None
   mean_over_classes: bool = False
-  positive_weights: Sequence[NonNegative] | None = None
+  positive_weights: Sequence[NonNegative] | OfSource | None = None
 
   activation = 'sigmoid'
 

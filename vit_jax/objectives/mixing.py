@@ -150,8 +150,15 @@ class Mixed(Wrapper):
   ) -> Outputs:
     if 'mixing' not in batch:
       batch = self.prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
+    return self.inner(params, self._mixed(batch), rng, context)
+
+  def shown(self, batch: Batch, rng: Any) -> Batch:
+    """Return the batch with mixed images and labels."""
+    return self._mixed(self.prepare(batch, rng))
+
+  def _mixed(self, batch):
     mix = functools.partial(_mix, num_classes=self.model.num_classes)
-    return self.inner(params, jax.vmap(mix)(batch), rng, context)
+    return jax.vmap(mix)(batch)
 
 
 def _mix(example, num_classes):

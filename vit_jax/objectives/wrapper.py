@@ -37,6 +37,7 @@ class Around(Objective):
   init = _of_inner('init')
   carried = _of_inner('carried')
   prepare = _of_inner('prepare')
+  shown = _of_inner('shown')
   pictures = _of_inner('pictures')
 
   def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from vit_jax.io.files import write_atomically
 from vit_jax.io.terminal import duration
 from vit_jax.reports import charts
 from vit_jax.reports.workdir import Workdir
+from vit_jax.runs import workdirs
 from vit_jax.types import PathLike, UserError, kind_of
 
 NAME = 'report.html'
@@ -43,7 +44,7 @@ _MISTAKES = {  # {kind of file: (title, note on their number and their file)}
 
 
 def write_at_end(workdir: PathLike) -> None:
-  """Write the page of an ended run, on the first host; print any error."""
+  """Write the page of a run, on the first host; print any error."""
   if jax.process_index():
     return
   try:
@@ -193,6 +194,7 @@ def _run(run):
     'study': parent.name if is_member else None,
     'status': run.status,
     'tiles': _tiles(run),
+    'data': workdirs.read(run.path, 'data.json'),
     'charts': charts.of_run(run.records, run.kinds),
     'evaluations': _evaluations(run),
     'figures': {

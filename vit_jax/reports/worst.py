@@ -63,7 +63,7 @@ def write(
   write_csv(path, header, ([file, *row] for file, row in zip(files, rows)))
   # A data set need not consist of files, and files may move.
   with contextlib.suppress(OSError):  # of Pillow: a page can do without images
-    images = {i: _thumbnail(source[i]['image']) for i in indices[:_IMAGES]}
+    images = {i: thumbnail(source[i]['image']) for i in indices[:_IMAGES]}
     write_atomically(folder / f'thumbnails-{name}.json', json.dumps(images))
   return path
 
@@ -75,7 +75,7 @@ def write_csv(
   write_atomically(path, ''.join(map(csv_line, [header, *rows])).encode())
 
 
-def _thumbnail(pixels):
+def thumbnail(pixels: Any) -> str:
   """Return a small PNG or JPEG in base64 of uint8 [H, W, C], or of a file."""
   from PIL import Image
 

@@ -218,7 +218,7 @@ def test_remote_files_equal_local_ones(root, monkeypatch):
       assert packed.all_of(remote) == packed.all_of(local)
     assert remote.describe(0) == 'gs://pets/val/10/deep/bild ü0.png'
     bucket.pipe('/pets/t.csv', b'val/10/deep/bild \xc3\xbc0.png,3\n')
-    assert Folder('gs://pets', csv='t.csv')[0]['label'] == 3
+    assert Folder('gs://pets', csv='t.csv').class_names == ['3']
     assert open_source('gs://pets', split='val').class_names[0] == '10'
   finally:
     bucket.rm('/pets', recursive=True)
@@ -266,8 +266,8 @@ def test_csv_with_ints(root, header):
   table = root / 'val' / 't.csv'
   table.write_text(header + '2/deep/bild ü0.png, 5\ndog/0.png,0\n')
   source = Folder(root / 'val', csv='t.csv')
-  assert _content(source) == [(10, 5), (30, 0)]  # the table's order
-  assert source.num_classes is None and source.class_names is None
+  assert _content(source) == [(10, 1), (30, 0)]  # the table's order
+  assert source.class_names == ['0', '5']  # no class that nothing has
   names = list('abcdef')
   assert Folder(root, csv='val/t.csv', class_names=names).num_classes == 6
 

@@ -13,9 +13,10 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data.sources import image_files, tables
+from vit_jax.data.sources.columns import Column, binary
 from vit_jax.data.sources.image_files import is_image, is_shown, some, walk
-from vit_jax.data.sources.listed import Table, numbers
-from vit_jax.data.targets import Classes, Columns, Targets
+from vit_jax.data.sources.listed import Table
+from vit_jax.data.targets import Classes, Targets
 from vit_jax.types import MACHINE, PathLike, UserError
 
 # Names of splits, in lower case: 'train2017', 'seg_test', 'valset'.
@@ -77,31 +78,39 @@ class Folder(tables.Labelled):
     # The folder that is searched for images; None: a table lists them.
     self.root = None if csv else os.fspath(root)
     self._base = root if csv else root / (split or '')
-    self._columns: Columns = {}
+    self._columns: dict[str, Column] = {}
     self._missing: list[int] = []  # rows of the table without a file
+    self.where, self.used = f'{self._base}', {}
     if csv:
-      table = root / os.path.expanduser(csv)
-      listed = Table(table, os.fspath(root), image_key)
-      if classes:
-        others = split_key, group_key
-        listed.encode(targets, label_key, others, class_names)
-      if split is not None:
-        listed.choose(split, split_key)
-      files, self._missing = listed.files()
+      listed = Table(
+        root / os.path.expanduser(csv),
+        os.fspath(root),
+        targets=targets if classes else None,
+        image_key=image_key,
+        label_key=label_key,
+        split=split,
+        split_key=split_key,
+        group_key=group_key,
+        names=class_names,
+      )
+      self.where, self.used = listed.where, listed.used
+      files, self._missing = listed.files, listed.missing
       labels, names = listed.labels, listed.names
-      self._columns = {k: numbers(listed.cells(k)) for k in listed.columns}
+      self._columns = {k: x.numbers for k, x in listed.columns.items()}
+      self._rows = listed.rows
     elif classes:
       files, labels, names = _from_folders(root, split, class_names)
     else:
       files, names = _images(self._base, nested=False), None
       labels = np.zeros(len(files), np.int32)
-    # Bytes of equal length: 1.3M paths take 50 MB, a list 130 MB.
-    self._files = np.array([os.fsencode(file) for file in files])
+    if not csv:
+      files = binary(files)
+    self._files = files  # 1.3M paths take 50 MB, a list 130 MB
     super().__init__(labels, names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     return {
-      **{name: cells[index] for name, cells in self._columns.items()},
+      **{k: x[self._rows[index]] for k, x in self._columns.items()},
       'image': image_files.read(self._base / self.file_name(index)),
       'label': self._label(index),
     }
@@ -116,11 +125,16 @@ class Folder(tables.Labelled):
   def column(self, name: str) -> Sequence[Any]:
     """Return the cells of a column of the table, numbers if all are."""
     tables.check(f'{self._base}', self._columns, 'group_key', name)
-    return self._columns[name]
+    return self._columns[name].take(self._rows)
+
+  def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Return the labels, files and columns of all examples."""
+    columns = [self.column(x) for x in keep if x in self._columns]
+    return super().held() | {'files': [Column(self._files)], 'kept': columns}
 
   def file_name(self, index: int) -> str:
     """Return the path of the file, relative to the folder."""
-    return os.fsdecode(self._files[index])
+    return os.fsdecode(self._files[int(index)].as_py())
 
   def describe(self, index: int) -> str:
     """Return the path of the file."""

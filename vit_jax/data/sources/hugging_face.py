@@ -58,12 +58,12 @@ class HuggingFace(tables.Labelled):
     import huggingface_hub.constants as hub
 
     self.channels, self.exif, self.targets = channels, exif, targets
-    self._where = f'{os.fspath(name)} {split}'
+    self.where = f'{os.fspath(name)} {split}'
     name = os.path.expanduser(name)
     try:
       data = _load(name, split, config)
     except (OSError, ValueError) as e:  # of the package, the hub or a network
-      raise UserError(f'{self._where} cannot be read: {e}') from e
+      raise UserError(f'{self.where} cannot be read: {e}') from e
     folder = os.path.dirname(name) if name.endswith(FILES) else name
     roots = folder, datasets.config.HF_DATASETS_CACHE, hub.HF_HUB_CACHE
     self._roots = tuple(os.path.abspath(x) + os.sep for x in roots)
@@ -71,15 +71,16 @@ class HuggingFace(tables.Labelled):
     likely = listed.named(features, (*listed.LABELS, 'cls'))
     likely = likely or _only(features, datasets.ClassLabel, ()) or 'label'
     keys = targets.columns or [label_key or likely]
-    tables.check(self._where, features, 'label_key', *keys)
+    tables.check(self.where, features, 'label_key', *keys)
     image_key = image_key or _only(features, datasets.Image, listed.IMAGES)
     self._key = image_key or 'image'
-    tables.check(self._where, features, 'image_key', self._key)
+    tables.check(self.where, features, 'image_key', self._key)
+    self.used = {'image': self._key, 'label': '+'.join(keys)}
     if isinstance(features[self._key], datasets.Image):
       data = data.cast_column(self._key, datasets.Image(decode=False))
     kind = getattr(features[keys[0]], 'feature', features[keys[0]])
     rows, labels, names = tables.labelled(
-      self._where,
+      self.where,
       targets,
       {key: data.with_format(None)[key][:] for key in keys},
       class_names or getattr(kind, 'names', None),
@@ -105,11 +106,11 @@ class HuggingFace(tables.Labelled):
     image = self._value(index, self._key)
     path = image.get('path') if isinstance(image, Mapping) else image
     path = path if isinstance(path, str) else None
-    return f'{self._where}[{index}]' + (f' ({path})' if path else '')
+    return f'{self.where}[{index}]' + (f' ({path})' if path else '')
 
   def column(self, name: str) -> Sequence[Any]:
     """Return the values of a column."""
-    tables.check(self._where, self._columns, 'group_key', name)
+    tables.check(self.where, self._columns, 'group_key', name)
     return self._columns[name].with_format(None)[name][:]
 
   def _value(self, index, key):

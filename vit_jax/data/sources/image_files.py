@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import functools
 import glob
+import itertools
 import os
 import posixpath
 import re
@@ -14,9 +15,12 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from etils import epath
 
 from vit_jax.data import images, workers
+from vit_jax.data.sources import columns
 from vit_jax.data.transforms import apply
 from vit_jax.io import terminal
 from vit_jax.types import PathLike, UserError
@@ -52,21 +56,26 @@ def some(names: Sequence[str]) -> str:
 
 def walk(folder: str) -> list[str]:
   """Return the paths of all shown files below a folder, relative to it."""
+  return [*itertools.chain.from_iterable(_walk(folder))]
+
+
+def _walk(folder):
+  """Yield lists of paths: of a million, one list would take 80 MB."""
   if '://' in folder:  # one listing, which epath does not have
     fs, folder = fsspec.core.url_to_fs(folder)
-    paths = fs.find(folder)
+    start = len(os.path.join(folder, ''))
+    yield [x[start:] for x in fs.find(folder) if is_shown(x[start:])]
   else:
-    tops, paths = [folder], []
+    tops, base = [folder], len(os.path.join(folder, ''))
     seen = {*map(str, epath.Path(os.path.realpath(folder)).parents)}
     for first in tops:  # each folder once; links last, so it keeps its own path
       for top, folders, names in os.walk(first, onerror=_refuse):
         is_new = (real := os.path.realpath(top)) not in seen
         folders[:] = sorted(x for x in folders if is_new and is_shown(f'{x}/'))
-        paths += [os.path.join(top, x) for x in names if is_new]
+        start = os.path.join(top, '')[base:]
+        yield [start + x for x in names if is_new and x[0] != '.']
         tops += filter(os.path.islink, (os.path.join(top, x) for x in folders))
         seen.add(real)
-  start = len(os.path.join(folder, ''))
-  return list(filter(is_shown, (path[start:] for path in paths)))
 
 
 def _refuse(error):
@@ -87,19 +96,78 @@ class Files:
     self._top = root if '://' in root else os.path.abspath(root)
     start = posixpath.join(root, '')
     self._start = posixpath.join(self._base, '').removeprefix(start)
-    self._known, self._near = {*walk(root)}, collections.defaultdict(list)
-    for path in sorted(self._known):
-      self._near[posixpath.basename(_stem(path))].append(path)
+    parts = pa.chunked_array(map(columns.binary, _walk(root)), pa.binary())
+    self._paths = parts.combine_chunks()
+
+  @functools.cached_property
+  def _stems(self):
+    """The stems of the names of all paths, in their bytes."""
+    end = '|'.join(map(re.escape, ENDINGS))
+    names = pc.replace_substring_regex(self._paths, '^.*/', '')
+    return pc.replace_substring_regex(names, f'(?i)({end})$', '')
 
   def find(self, text: str) -> list[str]:
     """Return the paths of the files that a text names, relative to `root`."""
-    end = re.sub(r'^(\.{0,2}/)+', '', text.replace('\\', '/'))
+    return self.find_each([text])[0]
+
+  def find_each(self, texts: Sequence[str]) -> list[list[str]]:
+    """Return the paths of the files that each text names."""
+    known = [_stem(_name(x)) for x in texts]
+    wanted = pa.array({os.fsencode(x) for x in known}, pa.binary())
+    others = pc.match_substring_regex(self._paths, r'[^\x00-\x7f]')
+    chosen = pc.or_(others, pc.is_in(self._stems, value_set=wanted))
+    near = collections.defaultdict(list)
+    for path in sorted(
+      map(os.fsdecode, self._paths.filter(chosen).to_pylist())
+    ):
+      near[posixpath.basename(_stem(path))].append(path)
+    return [self._find(x, near.get(y, ())) for x, y in zip(texts, known)]
+
+  def find_all(self, texts: Any) -> tuple[Any, np.ndarray, dict[int, Any]]:
+    """Return (paths, which are there, {row: (text, paths)} of several).
+
+    Texts and paths are Arrow arrays of bytes; a text without a file stays.
+    """
+    start = pa.scalar(os.fsencode(self._start), pa.binary())
+    place = self._exact(pc.binary_join_element_wise(start, texts, b''))
+    if self._start and place.null_count:
+      place = pc.coalesce(place, self._exact(texts))
+    if place.null_count:
+      place = pc.coalesce(place, self._single(texts))
+    paths = pc.coalesce(self._paths.take(place), texts)
+    is_there = np.ones(len(texts), bool)
+    several: dict[int, Any] = {}
+    if others := np.flatnonzero(place.is_null()).tolist():
+      files = paths.to_pylist()
+      names = [os.fsdecode(files[i]) for i in others]
+      for i, name, found in zip(others, names, self.find_each(names)):
+        several |= {i: (name, found)} if len(found) > 1 else {}
+        is_there[i] = bool(found)
+        files[i] = os.fsencode(found[0]) if found else files[i]
+      paths = pa.array(files, pa.binary())
+    return paths, is_there, several
+
+  def _exact(self, texts):
+    return pc.index_in(texts, value_set=self._paths)
+
+  def _single(self, texts):
+    """Return the places of plain names that are the stem of one file only."""
+    found = self._stems.dictionary_encode()
+    _, place, times = np.unique(
+      found.indices.to_numpy(), return_index=True, return_counts=True
+    )
+    names = found.dictionary.filter(pa.array(times == 1))
+    return pa.array(place[times == 1]).take(pc.index_in(texts, value_set=names))
+
+  def _find(self, text, paths):
+    """Return those of the paths with the stem of a text that it names."""
+    end = _end(text)
     for path in (self._start + end, end):
-      if path in self._known:
+      if path in paths:
         return [path]
-    folder, name = posixpath.split(_form(end))
-    near, end = [], f'/{_form(end)}'
-    for path in self._near.get(_stem(name), ()):
+    folder, near = posixpath.dirname(_form(end)), []
+    end = f'/{_form(end)}'
+    for path in paths:
       whole = unicodedata.normalize('NFC', f'/{self._top}/{path}')
       if folder in whole:  # quick, if many files have the same name
         near += [(path, x) for x in {_form(whole), _stem(whole)}]
@@ -111,6 +179,15 @@ class Files:
     path = os.path.join(self._base, text)  # also links and other folders
     is_other = '/' in text and not found and os.path.isfile(path)
     return [os.path.abspath(path)] if is_other else found
+
+
+def _end(text):
+  """Return a text of a table as the end of a path."""
+  return re.sub(r'^(\.{0,2}/)+', '', text.replace('\\', '/'))
+
+
+def _name(text):
+  return posixpath.basename(_form(_end(text)))
 
 
 def _stem(path):

@@ -89,21 +89,19 @@ def open_source(
     options['config'] = config or None
   options = {k: v for k, v in options.items() if v is not None}
   source = _READERS[kind](name, channels=channels, **options)
+  groups = None if group_key is None else _groups(source, group_key)
   if not bracket:
     return source
-  groups = None if group_key is None else _groups(source, group_key)
   return Slice(source, bracket + rest, stratified=stratified, groups=groups)
 
 
 def _groups(source, key):
   """Return the group of each example: a cell, or a part of the path."""
-  if '(' not in key:
-    found = [str(x).strip() for x in source.column(key)]
-  else:
-    path = getattr(source, 'file_name', source.describe)
-    matches = [re.search(key, path(i) or '') for i in range(len(source))]
-    found = [x[x.lastindex or 0] if x else '' for x in matches]
-  none = [i for i, x in enumerate(found) if x in ('', 'None', 'nan')]
+  path = getattr(source, 'file_name', source.describe)
+  is_column = '(' not in key
+  cells = source.column(key) if is_column else map(path, range(len(source)))
+  found = tables.groups(cells, key)
+  none = [i for i, x in enumerate(found) if not x]
   if none:
     raise UserError(
       f'group_key={key!r}: {source.describe(none[0])} and {len(none) - 1} more '

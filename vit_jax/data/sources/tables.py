@@ -4,6 +4,8 @@ import collections
 import functools
 import json
 import os
+import re
+import types
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +16,39 @@ from etils import epath
 from vit_jax.io import terminal
 from vit_jax.types import PathLike, UserError
 
-say_once = functools.cache(terminal.say)  # evaluators read the same folder
+# Words for missing values of pandas, in lower case.
+MISSING = frozenset(
+  [
+    '#n/a',
+    '#n/a n/a',
+    '#na',
+    '-1.#ind',
+    '-1.#qnan',
+    '-nan',
+    '1.#ind',
+    '1.#qnan',
+    '<na>',
+    'n/a',
+    'na',
+    'nan',
+    'none',
+    'null',
+  ]
+)
+_said: list[str] = []
+
+
+@functools.cache  # evaluators read the same folder
+def say_once(text: str) -> None:
+  """Print what was understood or left out on reading, once in a process."""
+  _said.append(text)
+  terminal.say(text)
+
+
+def said(where: str) -> list[str]:
+  """Return what was said of data that are there."""
+  found = (x.removeprefix(where) for x in _said if x.startswith(where))
+  return [x.lstrip(': ') for x in found if x[:1] in (':', ' ')]
 
 
 def check(
@@ -27,6 +61,15 @@ def check(
         f'{where} has no column {key!r} ({argument}). It has'
         f' {", ".join(columns) or "none"}.'
       )
+
+
+def groups(cells: Iterable[Any], key: str) -> list[str]:
+  """Return the groups of cells, or of paths if `key` is a pattern; '': none."""
+  if '(' in key:
+    matches = (re.search(key, str(x)) for x in cells)
+    return [x[x.lastindex or 0] if x else '' for x in matches]
+  texts = (str(x).strip() for x in cells)
+  return ['' if x.lower() in MISSING else x for x in texts]
 
 
 def labelled(
@@ -49,7 +92,15 @@ def labelled(
 
 
 class Labelled:
-  """Base of sources that hold their labels: int32 [n] or float32 [n, K]."""
+  """Base of sources that hold their labels: int32 [n] or float32 [n, K].
+
+  Attributes:
+    where: of the data; all that is said of them begins with it.
+    used: the columns that were chosen, by what they are.
+  """
+
+  where = ''
+  used: Mapping[str, str] = types.MappingProxyType({})
 
   def __init__(self, labels: np.ndarray, names: Sequence[str] | None) -> None:
     self._labels, self.class_names = labels, names
@@ -63,6 +114,13 @@ class Labelled:
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n] or float32 [n, K]."""
     return self._labels.copy()
+
+  def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Return {what: columns} that are known of all examples without reading.
+
+    They are the labels, and of a folder its files and the columns to `keep`.
+    """
+    return {'labels': [self._labels]}
 
   def _label(self, index):
     label = self._labels[index]

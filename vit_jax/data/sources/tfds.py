@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -66,6 +66,9 @@ class Tfds(tables.Labelled):
     keys = self.targets.columns or [self.label_key]
     tables.check(self.name, features, 'label_key', *keys)
     tables.check(self.name, features, 'image_key', self.image_key)
+    self.where = self.name
+    self.used = {'image': self.image_key, 'label': '+'.join(keys)}
+    self.used |= {'split': self.split}
     known: Any = self.label_fn or features[keys[0]]
     self._rows: Any = range(len(self._records))
     self._labels: Any = None  # unless all have been read
@@ -97,6 +100,10 @@ class Tfds(tables.Labelled):
     if self._labels is not None:
       return super().labels()
     return stack_labels(list(map(self._computed, self._values(self.label_key))))
+
+  def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Return the labels if they have been read."""
+    return {} if self._labels is None else super().held()
 
   def column(self, name: str) -> list[Any]:
     """Return the values of a feature of all examples, bytes as texts."""

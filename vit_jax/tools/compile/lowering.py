@@ -163,7 +163,9 @@ def _training_of(config):
   without = {'source': None, 'labels': True}
   data = dataclasses.replace(data, kwargs=data.kwargs | without)
   kept = {k: v for k, v in call.kwargs.items() if k not in unused}
-  return configs.make(Call(call.fn, kept | {'data': data}))
+  made = configs.make(Call(call.fn, kept | {'data': data}))
+  source = call.kwargs['data'].kwargs['source']
+  return made.supplied({}, functools.partial(configs.make, source))
 
 
 def _example(transforms):

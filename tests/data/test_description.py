@@ -1,0 +1,113 @@
+"""The description of a source, and what it says to look at."""
+
+import numpy as np
+import packed
+import pytest
+import tiny
+
+from vit_jax.data.description import Description, copies
+from vit_jax.data.sources import tables
+from vit_jax.data.sources.named import open_source
+from vit_jax.data.subsets import Unlabelled
+from vit_jax.data.targets import Grades, Labels, Numbers
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (9, 4, 6, 3)).astype(np.uint8)
+FILES = [tiny.encode(x[None]) for x in PIXELS]
+
+
+class Listed:
+  """Images in memory with labels, as a source of one's own."""
+
+  def __init__(self, labels, names=None, targets=None, files=FILES):
+    self._labels, self.class_names = np.asarray(labels), names
+    self.targets, self.files = targets, files
+
+  def __len__(self):
+    return len(self._labels)
+
+  def __getitem__(self, i):
+    return {'image': self.files[i], 'label': self._labels[i]}
+
+  def labels(self):
+    return self._labels
+
+
+@pytest.mark.parametrize(
+  ('labels', 'names', 'targets', 'said', 'look'),
+  [
+    ([0, 1, 1], 'ab', None, '2 classes: a 1, b 2', ['classes of one image']),
+    (
+      *([0, 1, 2, 3, 4, 4, 4, 4, 4], ['NA', '[x', 'c', 'd', 'e'], None),
+      '5 classes: NA 1, [x 1, c 1, d 1, e 5',
+      ['names like missing values or lists (2): NA, [x', '5 classes of 9'],
+    ),
+    ([0, 2], 'abc', Grades(order='abc'), 'a 1, b 0, c 1', ['of one image']),
+    (
+      *([[1, 0], [np.nan, 0], [1, 1]], 'ab', Labels()),
+      '2 labels: a 2 of 2 (1 missing), b 1 of 3',
+      ['labels with one positive (1): b', 'without a negative (1): a'],
+    ),
+    ([[0], [0]], 'a', Labels(), 'a 0 of 2', ['labels with no positive']),
+    (
+      *([[1], [np.nan], [4]], ['age'], Numbers()),
+      '1 number: age 1 to 4, mean 2.5 ± 1.5 (1 missing)',
+      [],
+    ),
+    ([[7]] * 9, ['age'], Numbers(), 'age 7 to 7', ['two different', '9 of 9']),
+    ([[np.nan]] * 2, ['age'], Numbers(), 'age - to -', ['missing for all']),
+  ],
+)
+def test_lines(labels, names, targets, said, look):
+  source = Listed(labels, names and [*names], targets)
+  first, kind, sizes, *others = Description.of(source).lines()
+  assert first == f'{len(labels)} images in Listed' and said in kind
+  assert sizes == 'size 6x4 (all)'
+  assert all(x.startswith('look: ') for x in others)
+  assert len([x for x in look if any(x in y for y in others)]) == len(look)
+  assert bool(look) == bool(others)
+
+
+def test_many_classes_are_shortened_and_none_need_be_known():
+  many = Listed(
+    np.repeat(np.arange(20), [3] * 19 + [4]), [*map(str, range(20))]
+  )
+  many.files = FILES * 8
+  line = Description.of(many).lines()[1]
+  assert line == '20 classes: 19 4, 0 3, 1 3, 2 3, ..., 15 3, 16 3, 17 3, 18 3'
+  lines = Description.of(Unlabelled(Listed([0, 1]))).lines()
+  assert lines[1:] == ['size 6x4 (all)']
+  broken = Description.of(Listed([0, 1], files=[b'x', FILES[0]]))
+  assert broken.sizes == 'size 6x4 (all, 1 unreadable)'
+
+
+def test_a_test_set_is_compared_with_the_training():
+  train = Listed([0, 0, 1, 1], ['a', 'b'])
+  test = Listed([0, 2], ['a', 'b', 'c'], files=FILES[3:])
+  look = Description.of(test, Description.of(train)).look
+  assert any('also has images of these (1): b' in x for x in look)
+  assert any('has no image of these (1): c' in x for x in look)
+  assert copies(test, train) == [
+    'exact copies of images of the training (1): index 0'
+  ]
+  assert copies(Listed([0], files=FILES[8:]), train) == []
+
+
+def test_a_table_says_what_it_has_chosen(tmp_path, capsys):
+  tables.say_once.cache_clear()
+  files = {f'{i}.png': x for i, x in enumerate(FILES)}
+  root = packed.write_folder(tmp_path, files | {'copy.png': FILES[0]})
+  rows = [f'{i},{8 - i}.png,{"ab"[i % 2]},{i // 3},{i < 6}' for i in range(9)]
+  table = '\n'.join(['id,image,label,patient,split', *rows, '9,copy.png,a,,no'])
+  (root / 't.csv').write_text(table)
+  options = {'csv': root / 't.csv', 'group_key': 'patient'}
+  train, test = (open_source(split=x, **options) for x in ('true', 'False'))
+  found = Description.of(train)
+  assert found.used == {
+    **{'image': 'image', 'label': 'label', 'split': 'split'},
+    'group': 'patient',
+  }
+  assert found.lines()[0].endswith("group 'patient')")
+  assert copies(test, train) == []
+  open_source(csv=root / 't.csv')
+  assert "'split' is a column, and all its rows" in capsys.readouterr().out

@@ -1,0 +1,277 @@
+"""What was understood of a source: some lines, before a run trains on it.
+
+A reader says in `where` and `used` where its data are and which columns it has
+taken, see tables.Labelled. All the rest follows from the interface of sources.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import io
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import images, subsets
+from vit_jax.data.sources import tables
+from vit_jax.data.sources.image_files import some
+from vit_jax.data.subsets import Source, Unlabelled
+
+_FEW = 8  # rows that are all named in a line
+_SAMPLE = 64  # images whose size is looked at
+_MOST_READ = 2_000  # examples that are read for their labels
+_MOST_COMPARED, _SECONDS = 20_000, 2.0  # images, and the time to find copies
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+  """What a source has.
+
+  Attributes:
+    where: of the data; and `used`, the columns by what they are.
+    count: number of examples.
+    kind: class of its targets; '': no labels are known.
+    head, rows: a table of each class, label or number.
+    sizes: of the images of a sample, in words.
+    notes: what was left out or changed on reading.
+    look: what is legal, but rarely meant.
+  """
+
+  where: str
+  used: Mapping[str, str]
+  count: int
+  kind: str
+  head: Sequence[str]
+  rows: Sequence[Sequence[Any]]
+  sizes: str
+  notes: Sequence[str]
+  look: Sequence[str]
+
+  @classmethod
+  def of(cls, source: Source, train: 'Description | None' = None) -> Any:
+    """Return the description of a source; `train` is that of the training."""
+    where = getattr(source, 'where', type(source).__name__)
+    labels, names = _labels(source), getattr(source, 'class_names', None)
+    kind = type(getattr(source, 'targets', None)).__name__
+    kind = {'NoneType': 'Classes', 'Grades': 'Classes'}.get(kind, kind)
+    head, rows, look = ['name'], [], []
+    if labels is not None:
+      kind = 'Labels' if kind == 'Classes' and labels.ndim > 1 else kind
+      names = [*map(str, names or range(_width(source, labels)))]
+      head, rows, look = _KINDS[kind](names, labels)
+    if train is not None and kind == train.kind in ('Classes', 'Labels'):
+      look += _differences(rows, train.rows)
+    return cls(
+      where=where,
+      used=dict(getattr(source, 'used', {})),
+      count=len(source),
+      kind='' if labels is None else kind,
+      head=head,
+      rows=rows,
+      sizes=_sizes(source),
+      notes=tables.said(where),
+      look=look,
+    )
+
+  def lines(self) -> list[str]:
+    """Return it in few lines."""
+    used = ', '.join(f'{k} {v!r}' for k, v in self.used.items())
+    found = [
+      f'{self.count:,} images in {self.where}' + f' ({used})' * bool(used)
+    ]
+    if self.kind:
+      word = 'class' if self.kind == 'Classes' else self.kind.lower()[:-1]
+      plural = 'es' if self.kind == 'Classes' else 's'
+      what = f'{len(self.rows)} {word}{plural * (len(self.rows) != 1)}'
+      found.append(f'{what}: {_in_words(self.head, self.rows)}')
+    found += [self.sizes] * bool(self.sizes)
+    return found + [f'look: {x}' for x in self.look]
+
+
+def _width(source, labels):
+  known = getattr(source, 'num_classes', None)
+  return labels.shape[1] if labels.ndim > 1 else known or labels.max() + 1
+
+
+def _labels(source):
+  """Return the labels of all examples; None if that would take long."""
+  if isinstance(source, Unlabelled):
+    return None
+  held = getattr(source, 'held', dict)()
+  if 'labels' in held:
+    return held['labels'][0]
+  return subsets.labels(source) if len(source) <= _MOST_READ else None
+
+
+def _of_classes(names, labels):
+  counts = np.bincount(labels[labels >= 0], minlength=len(names)).tolist()
+  rows = [[name, count] for name, count in zip(names, counts)]
+  look = []
+  if odd := [x for x in names if x.lower() in tables.MISSING or x[:1] in '[{(']:
+    look.append(f'names like missing values or lists {some(odd)}')
+  if 2 * len(names) >= len(labels) > _FEW:
+    look.append(f'{len(names):,} classes of {len(labels):,} images')
+  if single := [name for name, count in rows if count == 1]:
+    look.append(f'classes of one image {some(single)}')
+  return ['class', 'images'], rows, look
+
+
+def _of_labels(names, labels):
+  known = (~np.isnan(labels)).sum(0).tolist()
+  positive = np.nansum(labels, 0).round(2).tolist()
+  count = len(labels)
+  rows = [
+    [name, int(p) if p == int(p) else p, k, count - k]
+    for name, p, k in zip(names, positive, known)
+  ]
+  look = []
+  for what, test in (('no', lambda p, k: p == 0), ('one', lambda p, k: p == 1)):
+    if few := [name for name, p, k, _ in rows if test(p, k)]:
+      look.append(f'labels with {what} positive {some(few)}')
+  if always := [name for name, p, k, _ in rows if p == k > 0]:
+    look.append(f'labels without a negative {some(always)}')
+  if odd := [x for x in names if x.lower() in tables.MISSING or x[:1] in '[{(']:
+    look.append(f'names like missing values or lists {some(odd)}')
+  return ['label', 'positive', 'known', 'missing'], rows, look
+
+
+def _of_numbers(names, labels):
+  rows, look = [], []
+  for name, column in zip(names, labels.T.astype(np.float64)):
+    known = column[~np.isnan(column)]
+    if not len(known):
+      rows.append([name, *['-'] * 4, len(column)])
+      look.append(f'{name} is missing for all images')
+      continue
+    values = [f'{x:.4g}' for x in (known.min(), known.max(), known.mean())]
+    rows.append([name, *values, f'{known.std():.4g}', len(column) - len(known)])
+    if len(known) < 2 or not known.std():
+      look.append(f'{name} has fewer than two different numbers')
+    top, times = collections.Counter(known.tolist()).most_common(1)[0]
+    if 2 * times > len(known) > _FEW:
+      look.append(f'{name} is {top:g} in {times:,} of {len(known):,} images')
+  return ['number', 'least', 'most', 'mean', 'std', 'missing'], rows, look
+
+
+_KINDS: dict[str, Callable[..., Any]] = {
+  'Classes': _of_classes,
+  'Labels': _of_labels,
+  'Numbers': _of_numbers,
+}
+
+
+def _in_words(head, rows):
+  """Return rows as words; of many the largest and the smallest."""
+  if head[0] == 'class':
+    words = [f'{name} {count:,}' for name, count in rows]
+    order = np.argsort([-count for _, count in rows], kind='stable')
+  elif head[0] == 'label':
+    words = [f'{x} {p:,} of {k:,}' for x, p, k, _ in rows]
+    words = [
+      f'{x} ({row[-1]:,} missing)' if row[-1] else x
+      for x, row in zip(words, rows)
+    ]
+    order = np.argsort([-row[1] for row in rows], kind='stable')
+  else:
+    words = [
+      f'{x} {a} to {b}, mean {m} ± {s}' + f' ({n:,} missing)' * bool(n)
+      for x, a, b, m, s, n in rows
+    ]
+    order = np.arange(len(rows))
+  if len(words) <= _FEW:
+    return ', '.join(words)
+  first, last = order[: _FEW // 2], order[-_FEW // 2 :]
+  return (
+    ', '.join([words[i] for i in first])
+    + ', ..., '
+    + ', '.join([words[i] for i in last])
+  )
+
+
+def _differences(rows, train):
+  """Return what a source and the training do not share, by name and count."""
+  here, there = ({k for k, n, *_ in x if n} for x in (rows, train))
+  found = []
+  if absent := sorted(there - here):
+    found.append(f'the training also has images of these {some(absent)}')
+  if new := sorted(here - there):
+    found.append(f'the training has no image of these {some(new)}')
+  return found
+
+
+def _sizes(source):
+  """Return the sizes of a sample of the images in words."""
+  places = np.linspace(0, len(source) - 1, min(len(source), _SAMPLE))
+  found = collections.Counter()
+  for index in map(int, places):
+    try:
+      found[_size(source[index]['image'])] += 1
+    except (OSError, ValueError):
+      found['unreadable'] += 1
+  sizes = [x for x in found if x != 'unreadable']
+  if not sizes:
+    return 'no image could be read'
+  of = 'all' if len(places) == len(source) else f'{len(places)} looked at'
+  bad = f', {found["unreadable"]} unreadable' if found['unreadable'] else ''
+  if len(sizes) == 1:
+    return f'size {sizes[0][0]}x{sizes[0][1]} ({of}{bad})'
+  (w, h), least, most = found.most_common(1)[0][0], min(sizes), max(sizes)
+  return (
+    f'sizes {least[0]}x{least[1]} to {most[0]}x{most[1]}, most often {w}x{h}'
+    f' ({of}{bad})'
+  )
+
+
+def _size(image):
+  """Return (width, height)."""
+  if isinstance(image, bytes):
+    with images.pillow().open(io.BytesIO(image)) as opened:
+      return opened.size
+  return image.shape[1], image.shape[0]
+
+
+def copies(one: Source, two: Source) -> list[str]:
+  """Return lines about the images of `one` of which `two` has exact copies."""
+  count, begin = len(one) + len(two), time.monotonic()
+  if count > _MOST_COMPARED:
+    return [f'copies were not looked for in {count:,} images']
+  sizes = [_bytes_of(x) for x in (one, two)]
+  if None not in sizes:
+    shared = {*sizes[0]} & {*sizes[1]}
+    rows = [[i for i, n in enumerate(x) if n in shared] for x in sizes]
+  else:
+    rows = [range(len(one)), range(len(two))]
+  here: dict[Any, int] = {}
+  there: dict[Any, int] = {}
+  for source, found, digests in (one, rows[0], here), (two, rows[1], there):
+    for i in found:
+      digests[_digest(source, i)] = i
+      if time.monotonic() - begin > _SECONDS:
+        return ['copies were not looked for in all images, which takes long']
+  both = [here[x] for x in here if x in there and x is not None]
+  if not both:
+    return []
+  names = [os.path.basename(subsets.describe(one, i)) for i in sorted(both)]
+  return [f'exact copies of images of the training {some(names)}']
+
+
+def _bytes_of(source):
+  """Return the sizes of the local files of a source; None: of none."""
+  if not hasattr(source, 'file_name'):
+    return None
+  paths = [source.describe(i) for i in range(len(source))]
+  if not os.path.isfile(paths[0]):
+    return None
+  return [os.path.getsize(x) if os.path.exists(x) else -1 for x in paths]
+
+
+def _digest(source, index):
+  try:
+    image = source[index]['image']
+  except (OSError, ValueError):
+    return None
+  data = image if isinstance(image, bytes) else np.asarray(image).tobytes()
+  return hashlib.blake2b(data, digest_size=16).digest()
