@@ -210,9 +210,14 @@ def few_shot_data(name, train, test, size, *, data_dir, batch_size):
 
 def own_images(split, **fields):
   """Return a source of data/sources/named.py, whose path the user sets."""
+  # References of evaluators have only keys that are here.
   keys = ('path', 'csv', 'image_key', 'label_key', 'split_key', 'group_key')
   unset = {key: placeholder(str) for key in keys}
-  return make('data.sources.named.open_source', split=split, **unset, **fields)
+  unset |= {'class_names': placeholder(object), 'exif': placeholder(bool)}
+  unset['classes'] = True
+  return make(
+    'data.sources.named.open_source', split=split, **{**unset, **fields}
+  )
 
 
 def splits(args, data=None, *, minival=True):

@@ -32,7 +32,7 @@ class Kind:
 
 
 def sigmoid(config):
-  config.objective = common.xent('sigmoid')
+  config.objective = common.make('objectives.classification.labels_xent')
   for evaluator in config.evals.values():  # chooses thresholds
     evaluator.train = common.references(config.data.source)
 
@@ -102,7 +102,7 @@ def held_out(percent, args=None):
   """Return (source, {'test': split}), the same percentage of each class."""
   if percent >= 100:
     raise ValueError(f'held_out={percent} must be below 100 (percent).')
-  fields = {'channels': 3, 'stratified': of(args)[0].has_classes}
+  fields = {'channels': 3, 'stratified': of(args)[0].targets != 'Numbers'}
   bound = f'{100 - percent}%'
   source = common.own_images(f'[:{bound}]', **fields, **targets(args))
   return source, {'test': f'[{bound}:]'}

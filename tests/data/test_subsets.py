@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data.balance import class_weights, moments, positive_weights
+from vit_jax.data.sources import tables
 from vit_jax.data.subsets import Slice, Subset, Unlabelled, View, labels
 
 COUNTS = (50, 7, 1, 20)  # of each class
@@ -180,10 +181,52 @@ def test_slices_cut_groups_by_the_number_of_examples():
   groups = np.repeat(np.arange(39), 2)
   part = Slice(Labelled(), '[:50%]', groups=groups)
   assert len(part) in (38, 40)
-  vectors = Slice(Vectors(), '[:50%]', stratified=True)
-  assert chosen(vectors) == chosen(Slice(Labelled(), '[:50%]'))
+  # One label each is stratified as classes are.
+  both = [Slice(x(), '[:50%]', stratified=True) for x in (Vectors, Labelled)]
+  assert chosen(both[0]) == chosen(both[1])
   one = Slice(Labelled(), '[:90%]', groups=['a'] * 78)
   assert len(one) == 78
+
+
+class Several:
+  """240 images with a rare, a common and a missing label; 80 patients."""
+
+  def __init__(self, seed):
+    rng = np.random.default_rng(seed)
+    self.rows = np.zeros((240, 3), np.float32)
+    self.rows[rng.permutation(240)[:10], 0] = 1
+    self.rows[:, 1] = rng.random(240) < 0.4
+    self.rows[rng.random(240) < 0.1, 2] = np.nan
+
+  def __len__(self):
+    return 240
+
+  def __getitem__(self, i):
+    return {'image': b'', 'label': self.rows[i]}
+
+  def labels(self):
+    return self.rows
+
+
+@pytest.mark.parametrize('size', [1, 3])
+def test_several_labels_are_stratified_by_the_rarest(size):
+  groups = np.arange(240) // size
+  for seed in range(20):
+    options = {'stratified': True, 'groups': groups}
+    part = Slice(Several(seed), '[90%:]', **options).labels()
+    assert part[:, 0].any() and abs(part[:, 1].mean() - 0.4) < 0.25
+  numbers = Several(0)
+  numbers.rows[0, 0] = 0.5
+  both = [Slice(numbers, '[90%:]', stratified=x) for x in (False, True)]
+  np.testing.assert_array_equal(*(x.labels() for x in both))
+
+
+def test_a_slice_of_another_size_is_said(capsys):
+  tables.say_once.cache_clear()
+  Slice(Labelled(), '[:90%]', groups=['a'] * 78)
+  assert "'[:90%]' has 78 of 78" not in capsys.readouterr().out  # 70
+  Slice(Labelled(), '[50%:]', groups=['a'] * 60 + [*'bcdefghijklmnopqrs'])
+  assert 'examples, not 39, as groups' in capsys.readouterr().out
 
 
 def test_unlabelled():

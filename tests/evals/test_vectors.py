@@ -6,6 +6,7 @@ import sklearn.metrics as reference
 from splits import Source, make
 
 from vit_jax.data.pipeline import Data
+from vit_jax.data.sources import tables
 from vit_jax.evals.grades import Grades
 from vit_jax.evals.multi_label import MultiLabel
 from vit_jax.evals.regression import Regression
@@ -48,7 +49,12 @@ def test_labels(tmp_path):
       'f1': reference.f1_score(true, score >= 0.5),
     }
     threshold = found[f'threshold/{i}']
-    expected['tuned_f1'] = reference.f1_score(true, score > threshold - 1e-6)
+    expected['tuned_f1'] = reference.f1_score(true, score >= threshold)
+    below, above = (
+      score[score < threshold].max(),
+      score[score > threshold].min(),
+    )
+    assert threshold == pytest.approx((below + above) / 2, abs=1e-6)
     for metric, value in expected.items():
       assert found[f'{metric}/{i}'] == pytest.approx(value, abs=1e-6)
     tuned.append(expected)
@@ -65,11 +71,13 @@ def test_labels(tmp_path):
   assert found['exact_match_low'] < found['exact_match']
 
 
-def test_a_label_that_never_occurs_is_left_out_of_means():
+def test_a_label_that_never_occurs_is_left_out_of_means(capsys):
   labels = labels_of(OUTPUTS)
   _, all_ = run(MultiLabel, labels)
   labels[:, 2] = 0
+  tables.say_once.cache_clear()
   _, found = run(MultiLabel, labels)
+  assert 'no metrics (1): 2' in capsys.readouterr().out
   assert 'auc/2' not in found and 'tuned_f1_macro' not in found
   mean = (all_['auc/0'] + all_['auc/1']) / 2
   assert found['auc'] == pytest.approx(mean, abs=1e-12)
@@ -92,6 +100,7 @@ def test_numbers(tmp_path):
     assert found[f'r2/{i}'] == pytest.approx(r2[-1], rel=1e-6)
     assert found[f'rmse/{i}_low'] < error < found[f'rmse/{i}_high']
   assert found['r2'] == pytest.approx(np.mean(r2), rel=1e-6)
+  assert 'rmse' not in found  # a mean of different units
   paths = worst.write_all(tmp_path, {'test': evaluator})
   assert [x.name for x in paths] == [
     'sheet-test-true-and-predicted-numbers.png',
@@ -113,6 +122,15 @@ def test_one_number_has_no_metrics_of_columns():
   names = 'mean_absolute_error', 'rmse', 'r2'
   ends = '', '_low', '_high'
   assert {*found} == {'num_examples', *(x + y for x in names for y in ends)}
+
+
+@pytest.mark.parametrize('known', [0, 1, 50])
+def test_fewer_than_two_numbers_have_no_metrics(known):
+  labels = np.full((50, 1), np.nan, np.float32)
+  labels[:known] = 3
+  evaluator, params = make(Regression, data(labels, 1), KERNEL[:, :1])
+  found = evaluator.run(params)
+  assert all(np.isnan(found[x]) for x in ('rmse', 'r2', 'r2_low'))
 
 
 def test_grades():

@@ -99,6 +99,19 @@ def test_the_best_survives_a_restart(tmp_path):
     assert names_in(tmp_path) == ['2', str(process[-1])]
 
 
+def test_without_the_metric_the_loss_decides(tmp_path, capsys):
+  checkpointer = Checkpointer(tmp_path, Checkpoints(best_metric='val/auc'))
+  for step, loss in enumerate((0.5, 0.1, 0.9)):
+    metrics = {'val/loss': loss}
+    checkpointer.save(step, make_state(step, ema=False), {}, metrics=metrics)
+  checkpointer.save(3, make_state(3, ema=False), {})  # as at a stop
+  checkpointer.close()
+  assert names_in(tmp_path) == ['1', '3']
+  shown = capsys.readouterr()
+  assert 'val/auc has no value' in shown.out
+  assert 'tracked_metric' not in shown.err
+
+
 def test_the_best_loss_is_the_lowest(tmp_path):
   rules = Checkpoints(best_metric='val/loss')
   kinds = {'val/': Kind(better='lower')}

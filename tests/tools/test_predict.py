@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import json
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from vit_jax.data import targets
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
 from vit_jax.tools import predict as tool
 from vit_jax.tools.predict import predict
+from vit_jax.weights import formats
 
 
 def probabilities(layers):
@@ -135,6 +137,21 @@ def test_kinds(weights, capsys, monkeypatch, kind):
   found = capsys.readouterr().out.split()
   assert found == table.replace(',', ' ').split()
   assert kind.shown(p, names, 1) == shown
+
+
+def test_labels_have_the_thresholds_of_their_checkpoint(tmp_path):
+  records = [
+    {'step': step, 'time': 0.0, 'val/threshold/a/b': 0.1 * step, 'val/f1': 1.0}
+    for step in (1, 2)
+  ]
+  lines = ''.join(json.dumps(x) + '\n' for x in records)
+  (tmp_path / 'metrics.jsonl').write_text(lines)
+  found = formats._thresholds(tmp_path / 'checkpoints/2')
+  assert found == {'a/b': 0.2}
+  p, names = np.float32([0.3, 0.4, 0.6]), ['a/b', 'c', 'd']
+  for threshold, named in (found, 'a/b|d'), (0.35, 'c|d'), ({}, 'd'):
+    (row,) = targets.Labels().rows(p, names, 1, threshold)
+    assert row['labels'] == named
 
 
 def test_features_file(file, expected, gallery, paths, tmp_path, capsys, bad):

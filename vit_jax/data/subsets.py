@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vit_jax.data.sources.tables import say_once
 from vit_jax.types import Count, Seed, UserError
 
 
@@ -189,9 +190,11 @@ class Slice(View):
     stratified: whether each slice has nearly the same fraction of every class,
       also of small ones. Both sides of a bound in percent have at least one
       example of each class with two. A class with one is in the larger slice.
-      Other labels than classes are not stratified.
+      Of several labels, the rarest that an example has is its class. Numbers
+      are not stratified.
     groups: group of each example, such as its patient. Examples of a group are
-      in the same slice, and the class of a group is its most frequent one.
+      in the same slice, and the class of a group is its most frequent one, or
+      the rarest of its labels.
   """
 
   def __init__(
@@ -206,7 +209,6 @@ class Slice(View):
       raise UserError(f"bounds={bounds!r}: expected a slice such as '[:90%]'.")
     count = len(source)
     classes = labels(source) if stratified else np.zeros(count, int)
-    classes = classes if classes.ndim == 1 else np.zeros(count, int)
     names, units, sizes = np.unique(
       range(count) if groups is None else groups,
       return_inverse=True,
@@ -214,7 +216,7 @@ class Slice(View):
     )
     order = _shuffled(len(names), seed=0)
     # Unit j of n in a class is at (j + 1/2) / n of the order.
-    classes = _most_frequent(units, classes, len(names))[order]
+    classes = _classes(units, classes, len(names))[order]
     rank, size = ranks(classes), np.bincount(classes)[classes]
     by_place = np.argsort((rank + 0.5) / size, kind='stable')
     order, rank, size = order[by_place], rank[by_place], size[by_place]
@@ -233,6 +235,13 @@ class Slice(View):
       raise UserError(f'The slice {bounds!r} has none of {count} examples.')
     super().__init__(source, kept)
     self.used = {**getattr(source, 'used', {}), 'slice': bounds}
+    asked = len(range(count)[slices])
+    if abs(len(kept) - asked) > asked / 4:
+      where = getattr(source, 'where', type(source).__name__)
+      say_once(
+        f'{where}: the slice {bounds!r} has {len(kept)} of {count} examples, '
+        f'not {asked}, as groups and rare classes are not divided'
+      )
 
 
 class Subset(View):
@@ -279,6 +288,20 @@ def _bound(text, count):
 def _shuffled(count, seed):
   """Return 0 to count - 1 in an order that all versions of numpy give."""
   return np.argsort(np.random.Philox(key=seed).random_raw(count), kind='stable')
+
+
+def _classes(units, found, count):
+  """Return the class of each unit, or the rarest of its labels: int [count]."""
+  if found.ndim == 1:
+    return _most_frequent(units, found, count)
+  if not np.isin(found[~np.isnan(found)], (0, 1)).all():
+    return np.zeros(count, int)  # numbers
+  has = np.zeros((count, found.shape[1] + 1), bool)
+  np.logical_or.at(has[:, :-1], units, found == 1)
+  rarest_first = np.argsort(has[:, :-1].sum(0), kind='stable')
+  has = has[:, [*rarest_first, -1]]
+  has[:, -1] = True  # a class of those without labels
+  return has.argmax(axis=1)
 
 
 def _most_frequent(units, classes, count):

@@ -103,10 +103,11 @@ class Targets:
   def _encoded(self, where: str, columns: Columns, names: Names) -> Any:
     raise NotImplementedError
 
-  def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
+  def rows(self, values: Any, names: Any, k: int, threshold: Any) -> Any:
     """Return rows [{column: cell}] of the predictions [K] for an image.
 
-    k is the number of classes; labels are named from a threshold on.
+    k is the number of classes; labels are named from a threshold on, {name:
+      probability} or one for all.
     """
     return [dict(zip(names, values.tolist()))]
 
@@ -159,7 +160,7 @@ class Classes(Targets):
     numbers[[x in found for x in texts]] = indices(where, used, known)
     return numbers[cells.index], names
 
-  def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
+  def rows(self, values: Any, names: Any, k: int, threshold: Any) -> Any:
     columns = 'rank', 'class_id', 'class_name', 'probability'
     found = ((i, names[i], float(values[i])) for i in top(values, k))
     return [dict(zip(columns, (rank, *x))) for rank, x in enumerate(found, 1)]
@@ -247,8 +248,11 @@ class Labels(Targets):
     ]
     return Cells(read, cells.index)
 
-  def rows(self, values: Any, names: Any, k: int, threshold: float) -> Any:
-    found = '|'.join(x for x, p in zip(names, values) if p >= threshold)
+  def rows(self, values: Any, names: Any, k: int, threshold: Any) -> Any:
+    if not isinstance(threshold, Mapping):
+      threshold = dict.fromkeys(names, threshold)
+    pairs = zip(names, values)
+    found = '|'.join(x for x, p in pairs if p >= threshold.get(x, 0.5))
     return [dict(zip(names, values.tolist())) | {'labels': found}]
 
 

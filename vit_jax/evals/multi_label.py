@@ -5,6 +5,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vit_jax.data.sources.image_files import some
+from vit_jax.data.sources.tables import say_once
 from vit_jax.data.subsets import Source
 from vit_jax.evals.classification import BOUND, wilson
 from vit_jax.evals.collect import COUNTS, Collector, OutputEvaluator
@@ -64,9 +66,11 @@ class MultiLabel(OutputEvaluator):
       found = _labels_and_probabilities(self._of_training(params))
       thresholds['tuned_f1'] = best_thresholds(*found)
     of_each: dict[str, dict[str, float]] = {x: {} for x in _OF_EACH}
+    one_sided: list[str] = []
     for i, name in enumerate(self.names):
       true, score = labels[known[:, i], i], p[known[:, i], i]
       if len({*true}) < 2:
+        one_sided.append(name)
         continue
       values = {
         'average_precision': metrics.average_precision_score(true, score),
@@ -78,6 +82,11 @@ class MultiLabel(OutputEvaluator):
           values['threshold'] = of_label[i]
       for metric, value in values.items():
         of_each[metric][name] = float(value)
+    if one_sided:
+      say_once(
+        'labels without positives or without negatives in the data of this '
+        f'evaluator have no metrics {some(one_sided)}'
+      )
     means = (float(np.mean([*x.values()])) for x in of_each.values() if x)
     results = dict(zip(_MEANS, means))
     for metric, of_label in thresholds.items():
@@ -101,7 +110,10 @@ def _labels_and_probabilities(columns):
 
 
 def best_thresholds(labels: np.ndarray, p: np.ndarray) -> np.ndarray:
-  """Return the threshold [K] of each label with the best F1 on [N, K]."""
+  """Return the threshold [K] of each label with the best F1 on [N, K].
+
+  It is midway between the scores that it separates.
+  """
   from sklearn import metrics
 
   found = []
@@ -114,5 +126,6 @@ def best_thresholds(labels: np.ndarray, p: np.ndarray) -> np.ndarray:
       true[known], score[known]
     )
     both = np.maximum(precision + recall, 1e-12)
-    found.append(thresholds[np.argmax((2 * precision * recall / both)[:-1])])
+    best = np.argmax((2 * precision * recall / both)[:-1])
+    found.append(np.mean(thresholds[max(best - 1, 0) : best + 1]))
   return np.array(found)

@@ -50,7 +50,8 @@ class Regression(OutputEvaluator):
     """Return {metric: float}.
 
     METRIC_low and METRIC_high are its interval. Of several numbers, METRIC/NAME
-    is of each, and METRIC their mean.
+    is of each, and r2 their mean; means of errors would mix units. Metrics of
+    fewer than two different numbers are NaN.
     """
     import scipy.stats  # takes half a second
 
@@ -63,6 +64,9 @@ class Regression(OutputEvaluator):
       for name, true, output in zip(self.names, labels.T, outputs.T):
         pair = [x[~np.isnan(true)] for x in (true, output)]
         key = f'{metric}/{name}' if len(self.names) > 1 else metric
+        if len({*pair[0]}) < 2:
+          results |= dict.fromkeys((key, f'{key}_low', f'{key}_high'), np.nan)
+          continue
         values.append(float(statistic(*pair)))
         found = scipy.stats.bootstrap(
           pair, statistic, n_resamples=1000, batch=50, paired=True,
@@ -70,7 +74,8 @@ class Regression(OutputEvaluator):
         )  # fmt: skip
         low, high = map(float, found.confidence_interval)
         results |= {key: values[-1], f'{key}_low': low, f'{key}_high': high}
-      results[metric] = float(np.mean(values))
+      if metric == 'r2':
+        results[metric] = float(np.mean(values)) if values else np.nan
     self.predictions = vectors.Numbers(
       columns['index'], labels, outputs, self.names
     )

@@ -17,6 +17,7 @@ from vit_jax.objectives.encode import encode
 from vit_jax.step import Labelled, OfFeatures, Seen, Terms
 from vit_jax.types import (
   LOSS,
+  RATE,
   Array,
   Kinds,
   Model,
@@ -138,6 +139,22 @@ class sigmoid_xent(CrossEntropy):
     weights = self.positive_weights
     weights = 1.0 if weights is None else jnp.array([weights])
     return sigmoid_loss(logits, targets, weights)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class labels_xent(sigmoid_xent):
+  """Sigmoid cross-entropy of several labels of an image.
+
+  The metric 'exact_match' is the fraction of images all of whose known labels
+  are right at a probability of 0.5.
+  """
+
+  kinds: ClassVar[Kinds] = {'loss': LOSS, 'exact_match': RATE}
+
+  def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
+    loss, _ = super().compare(logits, labels)
+    right = ((logits >= 0) == (labels >= 0.5)) | jnp.isnan(labels)
+    return loss, {'loss': loss, 'exact_match': jnp.mean(right.all(axis=-1))}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -14,6 +14,7 @@ element always changes it; other changes go unnoticed with probability 2^-32.
 
 import dataclasses
 import json
+import logging
 import math
 import sys
 import zlib
@@ -35,6 +36,11 @@ from vit_jax.io.files import read_json
 from vit_jax.parallel import hosts, sharding
 from vit_jax.runs import workdirs
 from vit_jax.types import Count, Kind, Kinds, PathLike, UserError, kind_of
+
+# A stop saves without an evaluation, and Orbax warns each time.
+logging.getLogger('absl').addFilter(
+  lambda x: 'tracked_metric' not in str(x.msg)
+)
 
 # Odd numbers: multiplication by one is a bijection of 32-bit words.
 _GOLDEN, _MIX = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)
@@ -91,10 +97,10 @@ class Checkpointer:
     kind: Kind = Kind(),
   ) -> None:
     self._best_metric = rules.best_metric
+    self._sign = sign = -1 if kind.better == 'lower' else 1
     policies = [checkpoint_managers.LatestN(rules.keep_last)]
     best = None
     if rules.best_metric:
-      sign = -1 if kind.better == 'lower' else 1
       best = checkpoint_managers.BestN(
         get_metric_fn=lambda metrics: sign * metrics[rules.best_metric],
         n=1,
@@ -127,18 +133,25 @@ class Checkpointer:
     """Start to write the state after so many steps; training can continue.
 
     `data` is the position in the training data as JSON values, and `metrics`
-    are evaluation results of this step.
+    are evaluation results of this step. Where the best metric has no value,
+    such as of labels that a test set lacks, the loss decides.
     """
     if step == self.latest_step():
       return
-    items, metrics = _items(state), metrics or {}
+    items, metrics, best = _items(state), {**(metrics or {})}, self._best_metric
+    loss = f'{(best or "").partition("/")[0]}/loss'
+    if best and best not in metrics and loss in metrics:
+      terminal.say(
+        f'{best} has no value: {loss} decides on the best checkpoint.'
+      )
+      metrics[best] = -self._sign * metrics[loss]
     self._manager.save(
       step,
       args=ocp.args.Composite(
         record=ocp.args.JsonSave(_record(items, data)),
         **{name: ocp.args.StandardSave(x) for name, x in items.items()},
       ),
-      metrics={**metrics} if self._best_metric in metrics else None,
+      metrics=metrics if best in metrics else None,
       force=True,
     )
 

@@ -227,8 +227,9 @@ def parser() -> argparse.ArgumentParser:
   arguments.add_images(made, batch_size=32)
   group = made.add_argument_group('output')
   arguments.add_counts(group, top_k=(5, 'classes of each image'))
-  help = 'least probability of the labels that are named (0.5)'
-  group.add_argument('--threshold', type=float, default=0.5, help=help)
+  help = 'least probability of the labels that are named (that of each label '
+  help += 'with the best F1 in training, if the weights have it; else 0.5)'
+  group.add_argument('--threshold', type=float, help=help)
   group.add_argument(
     '--features',
     metavar='FILE',
@@ -279,7 +280,9 @@ def main(argv: Sequence[str] | None = None) -> None:
       write_arrays(spare, arrays)
       raise UserError(f'--features: {e}. The features are in {spare}.') from e
   else:
-    show(rows(weights, results, args.top_k, args.threshold))
+    own = args.threshold is None
+    threshold = weights.thresholds if own else args.threshold
+    show(rows(weights, results, args.top_k, threshold))
   sys.exit(exit_status(skipped, len(paths)))
 
 

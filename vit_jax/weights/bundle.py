@@ -53,6 +53,8 @@ class Weights:
     activation: converts logits to probabilities, 'softmax' or 'sigmoid', or is
       'identity', for numbers.
     targets: kind of the labels that the model was trained on.
+    thresholds: probabilities from which on labels are predicted, by name;
+      those of others are 0.5.
     origin: text that says what was read.
     notes: changes of the parameters other than renaming.
     step: training step, or 0.
@@ -68,6 +70,7 @@ class Weights:
   class_names: list[str] | None = None
   activation: Literal['softmax', 'sigmoid', 'identity'] = 'softmax'
   targets: Targets = Classes()
+  thresholds: dict[str, float] = dataclasses.field(default_factory=dict)
   origin: str = ''
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0

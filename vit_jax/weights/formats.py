@@ -28,6 +28,7 @@ from vit_jax.io.files import read_json, write_json
 from vit_jax.models.pooling import Head
 from vit_jax.models.vit import Classifier, VisionTransformer, as_pair
 from vit_jax.runs import checkpoint, workdirs
+from vit_jax.runs.records import read_records
 from vit_jax.types import PathLike, UserError
 from vit_jax.weights import (
   array_files,
@@ -49,7 +50,7 @@ _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json', '.onnx')
 # What model.json and NAME.json have: objects, and plain values.
 _OBJECTS = ('model', 'preprocess', 'transforms', 'targets')
-_USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation')
+_USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation', 'thresholds')
 _PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
 # Parts that PyTorch's wrappers put into names, and DINOv2's chunks of layers.
 _WRAPPER = r'(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
@@ -112,6 +113,7 @@ def read(
         params, _ = checkpoint.load_params(directory, ema=ema)
         weights.params = _fitting(params, weights)
       weights.step = int(directory.name)
+      weights.thresholds = _thresholds(directory)
     else:
       weights = _read_file(source, trust, options, values, keep, notes)
     size = weights.image_shape[:2]
@@ -276,6 +278,16 @@ def _described(content, trust, options):
   return Weights(
     model, {}, image_shape, origin='vit_jax', is_described=True, **found
   )
+
+
+def _thresholds(directory):
+  """Return the thresholds that an evaluator chose at a checkpoint, by label."""
+  name, found = '/threshold/', {}
+  for record in read_records(directory.parent.parent):
+    if record['step'] == int(directory.name):
+      chosen = {k: x for k, x in record.items() if name in k}
+      found = found or {k.partition(name)[2]: x for k, x in chosen.items()}
+  return found
 
 
 def _fitting(params, weights):

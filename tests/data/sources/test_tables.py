@@ -62,6 +62,39 @@ TABLE = """id,age,MEL,NV,tags,grade,zip,split
 """
 
 
+@pytest.mark.parametrize('ending', ['.xlsx', '.json', '.parquet', '.jsonl'])
+def test_other_tables_are_refused_in_one_message(root, ending):
+  (root / f't{ending}').write_bytes(b'junk')
+  remedy = 'damaged' if ending in ('.parquet', '.jsonl') else r'\.csv or'
+  with pytest.raises(ValueError, match=rf't{ending}.*{remedy}'):
+    open_source(csv=root / f't{ending}')
+
+
+def test_json_lines(root):
+  lines = [f'{{"image": "{x}", "tags": ["{x[-1]}", "a"]}}' for x in STEMS]
+  (root / 't.jsonl').write_text('\n'.join(lines))
+  source = open_source(csv=root / 't.jsonl', targets=Labels(('tags',)))
+  assert source.class_names == [*'012345a'] and source.labels().sum() == 12
+
+
+@pytest.mark.parametrize(
+  ('text', 'found'),
+  [
+    (rows('{i},{x}.jpg,{c}', 'id,image,label'), 'image'),
+    (rows('{i},{x}.jpg,{c}', 'id,scan,label'), 'scan'),
+    (rows('{i},{x},{c}', 'index,file,label'), 'file'),
+    (rows('{x},{c}', 'id,label'), 'id'),
+    (rows('{x},3f2a-{i}.jpg,{c}', 'id,image,label'), None),
+  ],
+)
+def test_an_id_is_no_picture_if_a_column_is_named_like_one(root, text, found):
+  if found:
+    assert opened(root, text).used == {'image': found, 'label': 'label'}
+  else:  # a hash is not guessed away
+    with pytest.raises(ValueError, match=r"'image' does not.*3f2a-0\.jpg"):
+      opened(root, text)
+
+
 @pytest.mark.parametrize(
   'targets, label_key, labels, names',
   [

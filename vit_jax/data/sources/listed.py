@@ -55,10 +55,20 @@ class Opened:
 
   def _read(self, data):
     """Return {name: Column}."""
-    if self.where.endswith('.parquet'):
-      from pyarrow import parquet
+    ending = os.path.splitext(self.where)[1].lower()
+    if ending in ('.xlsx', '.xls', '.ods', '.json'):
+      raise UserError(
+        f'{self.where}: {ending} is not read. Save the table as .csv or '
+        '.parquet, or as .jsonl with a JSON object on each line.'
+      )
+    if ending in ('.parquet', '.jsonl'):
+      from pyarrow import ArrowInvalid, json, parquet
 
-      table = parquet.read_table(io.BytesIO(data))
+      read = parquet.read_table if ending == '.parquet' else json.read_json
+      try:
+        table = read(io.BytesIO(data))
+      except (ArrowInvalid, OSError) as error:
+        raise UserError(f'{self.where} is damaged: {error}') from error
       return dict(zip(table.column_names, map(Column, table.columns)))
     is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = ('utf-16',) if is_utf16 else ('utf-8-sig', 'surrogateescape')
