@@ -1,15 +1,19 @@
 """The description of a source, and what it says to look at."""
 
+import types
+
 import numpy as np
 import packed
 import pytest
 import tiny
 
 from vit_jax.data.description import Description, copies
+from vit_jax.data.pipeline import Data
 from vit_jax.data.sources import tables
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.subsets import Unlabelled
 from vit_jax.data.targets import Grades, Labels, Numbers
+from vit_jax.reports.data import Shown
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (9, 4, 6, 3)).astype(np.uint8)
@@ -109,5 +113,19 @@ def test_a_table_says_what_it_has_chosen(tmp_path, capsys):
   }
   assert found.lines()[0].endswith("group 'patient')")
   assert copies(test, train) == []
+  assert train.groups == {'0', '1'} and test.groups == {'2'}
+  # A reader cannot know the other splits, so a run compares its sources.
+  of_all, evaluator = open_source(csv=root / 't.csv'), types.SimpleNamespace()
+  of_all.groups, evaluator.data = {'2', '3'}, Data(test, 2)
+  with pytest.raises(ValueError, match=r'evals\.val: .* the training \(1\): 2'):
+    Shown.of(Data(of_all, 2), {'val': evaluator})
+  with pytest.raises(
+    ValueError, match=r"group_key='id': .* of 'true' are|1 gr"
+  ):
+    options = {'split': 'true', 'label_key': 'label', 'group_key': 'id'}
+    (root / 't.csv').write_text(table.replace('9,copy', '0,copy'))
+    open_source(csv=root / 't.csv', **options)
+  with pytest.raises(ValueError, match="no column 'doctor'"):
+    open_source(csv=root / 't.csv', group_key='doctor')
   open_source(csv=root / 't.csv')
   assert "'split' is a column, and all its rows" in capsys.readouterr().out

@@ -129,7 +129,7 @@ def test_slices_of_sorted_examples_have_all_classes():
     def __len__(self):
       return 1000
 
-  held_out = np.array(Slice(Digits(), '[90%:]')._indices)
+  held_out = np.array(Slice(Digits(), '[90%:]').indices)
   assert len(held_out) == 100
   for classes in (held_out // 100, held_out % 10):
     counts = np.bincount(classes, minlength=10)
@@ -170,7 +170,7 @@ def test_slices_do_not_divide_groups(stratified, bound):
     Slice(by_class(), x, stratified=stratified, groups=groups)
     for x in (f'[:{bound}]', f'[{bound}:]')
   )
-  parts = [{*groups[x._indices]} for x in (train, test)]
+  parts = [{*groups[x.indices]} for x in (train, test)]
   assert not parts[0] & parts[1] and parts[0] | parts[1] == {*groups}
   assert len(train) + len(test) == 78
   if stratified and '%' in bound:  # both have groups of both classes

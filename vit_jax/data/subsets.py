@@ -90,9 +90,15 @@ def fingerprint(source: Any, keep: Sequence[str] = ()) -> dict[str, Any]:
     'num_examples': count,
     'num_classes': getattr(source, 'num_classes', None),
     'classes': None if names is None else _hash(str(x).encode() for x in names),
+    'groups': _groups(source),
     **_of_all(source, keep),
     'examples': _hash(_content(source, int(i), keep) for i in places),
   }
+
+
+def _groups(source):
+  groups = getattr(source, 'groups', None)
+  return groups and _hash(x.encode() for x in sorted(groups))
 
 
 def _of_all(source, keep):
@@ -131,13 +137,13 @@ class View:
   """The examples `indices` of another source, with its attributes."""
 
   def __init__(self, source: Source, indices: Any) -> None:
-    self.source, self._indices = source, indices
+    self.source, self.indices = source, indices
 
   def __len__(self) -> int:
-    return len(self._indices)
+    return len(self.indices)
 
   def __getitem__(self, index: int) -> Mapping[str, Any]:
-    return self.source[int(self._indices[index])]
+    return self.source[int(self.indices[index])]
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith('_'):  # pickle asks for it, before `source` is set
@@ -147,19 +153,19 @@ class View:
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n] or float32 [n, K]."""
     if hasattr(self.source, 'labels'):
-      return self.source.labels()[np.asarray(self._indices)]
+      return self.source.labels()[np.asarray(self.indices)]
     return stack_labels([self[i]['label'] for i in range(len(self))])
 
   def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
     """Return what the other source holds of these examples."""
     inner: Any = self.source
     found = inner.held(keep) if hasattr(inner, 'held') else {}
-    rows = np.asarray(self._indices)
+    rows = np.asarray(self.indices)
     return {k: [_take(x, rows) for x in v] for k, v in found.items()}
 
   def describe(self, index: int) -> str:
     """Return the other source's description of an example."""
-    return describe(self.source, int(self._indices[index]))
+    return describe(self.source, int(self.indices[index]))
 
 
 class Unlabelled(View):

@@ -15,13 +15,14 @@ import numpy as np
 
 from vit_jax.data.description import Description, copies
 from vit_jax.data.pipeline import Data
+from vit_jax.data.sources.image_files import some
 from vit_jax.data.subsets import Unlabelled, View
 from vit_jax.io import terminal
 from vit_jax.parallel import sharding
 from vit_jax.reports import page
 from vit_jax.reports.worst import thumbnail
 from vit_jax.runs import workdirs
-from vit_jax.types import PathLike
+from vit_jax.types import PathLike, UserError
 
 _IMAGES = 24
 TRAIN = 'training'
@@ -39,6 +40,16 @@ class Shown:
     """Return the data of a run, after it has printed what they are."""
     found = {k: getattr(x, 'data', None) for k, x in evaluators.items()}
     shown = cls(data, {k: x for k, x in found.items() if isinstance(x, Data)})
+    groups: dict[str, frozenset[str]] = {
+      name: getattr(each.source, 'groups', frozenset())
+      for name, each in {TRAIN: data, **shown.others}.items()
+    }
+    for name in shown.others:
+      if both := groups[TRAIN] & groups[name]:
+        raise UserError(
+          f'evals.{name}: groups of group_key are also in the training '
+          f"{some(sorted(both))}. Use slices of all images, such as '[90%:]'."
+        )
     if jax.process_index():
       return shown
     for name, each in shown.descriptions.items():

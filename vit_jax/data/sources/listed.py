@@ -285,10 +285,8 @@ class Table:
     likely = [x for x in self.columns if x.lower() in FILES]
     for name in [key] if key else likely or self.columns:
       cells = self.columns[name]
-      some_cells = [
-        str(cells[i]) for i in range(0, len(cells), len(cells) // 1000 + 1)
-      ]
-      counts[name] = sum(map(bool, self._files.find_each(some_cells)))
+      sample = cells.take(np.arange(0, len(cells), len(cells) // 1000 + 1))
+      counts[name] = self._files.find_all(sample.texts())[1].sum()
     found = [x for x, n in counts.items() if 2 * n > max(counts.values())]
     found = [x for x in found if not x.startswith(_UNNAMED)] or found
     found = [x for x in found if is_image(str(self.columns[x][0]))] or found

@@ -88,11 +88,16 @@ def open_source(
     name, _, config = name.partition(':')
     options['config'] = config or None
   options = {k: v for k, v in options.items() if v is not None}
-  source = _READERS[kind](name, channels=channels, **options)
+  source: Any = _READERS[kind](name, channels=channels, **options)
   groups = None if group_key is None else _groups(source, group_key)
-  if not bracket:
-    return source
-  return Slice(source, bracket + rest, stratified=stratified, groups=groups)
+  if bracket:
+    bounds = bracket + rest
+    part = Slice(source, bounds, stratified=stratified, groups=groups)
+    groups = groups and [groups[i] for i in part.indices]
+    source = part
+  if groups is not None:  # evaluators may not share them
+    source.groups = frozenset(groups)
+  return source
 
 
 def _groups(source, key):

@@ -68,7 +68,7 @@ def groups(cells: Iterable[Any], key: str) -> list[str]:
   if '(' in key:
     matches = (re.search(key, str(x)) for x in cells)
     return [x[x.lastindex or 0] if x else '' for x in matches]
-  texts = (str(x).strip() for x in cells)
+  texts = (re.sub(r'^(-?\d+)\.0$', r'\1', str(x).strip()) for x in cells)
   return ['' if x.lower() in MISSING else x for x in texts]
 
 
