@@ -1,5 +1,6 @@
 """evaluate() on the checkpoint of a run measures what the run measured."""
 
+import dataclasses
 import functools
 import types
 from unittest import mock
@@ -16,6 +17,8 @@ from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.data.sources.digits import Digits
 from vit_jax.data.sources.glyphs import Glyphs
+from vit_jax.data.subsets import ByNames
+from vit_jax.data.targets import Numbers
 from vit_jax.durations import steps
 from vit_jax.evals import evaluators
 from vit_jax.evals.classification import Classification
@@ -191,6 +194,21 @@ def test_files_of_another_run_stay_as_they_are(run, tmp_path):
 def test_names_that_metrics_or_files_cannot_have(name, tmp_path):
   with pytest.raises(ValueError, match=f"evals.{name}: .* begin with '{name}'"):
     _train(tmp_path, total=steps(1), evals={name: Evaluation(_evaluator())})
+
+
+def test_labels_are_numbered_by_the_names_of_the_weights(run, tmp_path, capsys):
+  turned = ByNames(Digits(split='test'), [*'9876543210'])
+  assert turned[0]['label'] == 9 - Digits(split='test')[0]['label']
+  evals = {'test': _evaluator(dataclasses.replace(TEST, source=turned))}
+  found = _evaluate(tmp_path, run, evals=evals)
+  recorded = {k: v for r in read_records(run) for k, v in r.items()}
+  assert found['test/accuracy'] == recorded['test/accuracy']
+  assert 'by the names of the weights' in capsys.readouterr().out
+  turned.targets = Numbers()
+  with pytest.raises(
+    ValueError, match=r'Numbers, .* weights are of Cl'
+  ):
+    _evaluate(tmp_path, run, evals=evals)
 
 
 def test_other_classes_are_an_error(run, tmp_path):

@@ -93,6 +93,8 @@ def evaluate(
 
   abstract_params = jax.eval_shape(init)
   class_names = weights.class_names if weights else None
+  if weights:
+    evals = {k: evaluators_lib.by_names(x, weights) for k, x in evals.items()}
   evaluators = evaluators_lib.make(
     evals,
     model,

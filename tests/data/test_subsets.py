@@ -9,7 +9,14 @@ import pytest
 
 from vit_jax.data.balance import class_weights, moments, positive_weights
 from vit_jax.data.sources import tables
-from vit_jax.data.subsets import Slice, Subset, Unlabelled, View, labels
+from vit_jax.data.subsets import (
+  ByNames,
+  Slice,
+  Subset,
+  Unlabelled,
+  View,
+  labels,
+)
 
 COUNTS = (50, 7, 1, 20)  # of each class
 LABELS = np.repeat(np.arange(4), COUNTS)[np.arange(78) * 31 % 78]
@@ -186,6 +193,24 @@ def test_slices_cut_groups_by_the_number_of_examples():
   assert chosen(both[0]) == chosen(both[1])
   one = Slice(Labelled(), '[:90%]', groups=['a'] * 78)
   assert len(one) == 78
+
+
+def test_labels_by_the_names_of_a_model():
+  """Another order, a class less, and ints for names; columns likewise."""
+  numbers = Labelled()
+  names = ['elm', 'oak', 'ash', 'cedar', 'birch']
+  found = ByNames(numbers, names)
+  assert found[0]['label'] == names.index(numbers.class_names[LABELS[0]])
+  np.testing.assert_array_equal(labels(found), np.array([2, 4, 3, 0])[LABELS])
+  assert (found.num_classes, found.class_names) == (5, names)
+  numbers.class_names = '0123'  # they index the names
+  np.testing.assert_array_equal(labels(ByNames(numbers, names)), LABELS)
+  with pytest.raises(ValueError, match=r"\['cedar'\], which are not among"):
+    ByNames(Labelled(), ['ash', 'birch', 'elm'])
+  found = ByNames(Vectors(), ['elm', 'oak', 'ash', 'birch', 'cedar'])
+  expected = np.eye(4)[LABELS][:, [3, 0, 0, 1, 2]]
+  expected[:, 1] = np.nan  # the data says nothing about it
+  np.testing.assert_array_equal(labels(found), expected)
 
 
 class Several:

@@ -250,6 +250,47 @@ class Slice(View):
       )
 
 
+class ByNames(View):
+  """The examples of a source, whose labels are numbered by other names.
+
+  Args:
+    source: with class_names, of which those that are ints index `names`.
+    names: names in order. A label that the source lacks is missing (NaN).
+
+  Raises:
+    UserError: if the source has examples of a class without a name.
+  """
+
+  def __init__(self, source: Source, names: Sequence[str]) -> None:
+    super().__init__(source, range(len(source)))
+    own, found = [*getattr(source, 'class_names', ())], labels(source)
+    if all(map(str.isdecimal, own)) and not {*own} & {*names}:
+      own = [names[int(x)] if int(x) < len(names) else x for x in own]
+    place = {name: i for i, name in enumerate(names)}
+    index = np.array([place.get(x, -1) for x in own])
+    used = found[found >= 0] if found.ndim == 1 else np.nonzero(found > 0)[1]
+    if unknown := [own[i] for i in np.unique(used) if index[i] < 0]:
+      raise UserError(
+        f'The data has {unknown[:5]}, which are not among the {len(names)} '
+        f'classes or labels of the model, {[*names[:5]]}.'
+      )
+    if found.ndim == 1:
+      made = np.where(found < 0, -1, index[found]).astype(np.int32)
+    else:
+      made = np.full((len(found), len(names)), np.nan, np.float32)
+      made[:, index[index >= 0]] = found[:, index >= 0]
+    self._labels, self.class_names = made, [*names]
+    self.num_classes = len(names)
+
+  def __getitem__(self, index: int) -> Mapping[str, Any]:
+    label = self._labels[index]
+    label = label if label.ndim else int(label)
+    return {**super().__getitem__(index), 'label': label}
+
+  def labels(self) -> np.ndarray:
+    return self._labels.copy()
+
+
 class Subset(View):
   """At most so many examples of a source, of each class or in all.
 

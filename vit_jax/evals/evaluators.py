@@ -12,6 +12,8 @@ arguments of its config. Optional attributes of an evaluator:
   pictures(params)        {title: rows of images}, see attention_figures.sheet
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
@@ -20,6 +22,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax.data.pipeline import Data
+from vit_jax.data.subsets import ByNames
+from vit_jax.data.targets import Labels
 from vit_jax.io import terminal
 from vit_jax.runs import compiled
 from vit_jax.runs.records import OF_A_RUN
@@ -67,6 +72,38 @@ def make(
     except UserError as error:
       raise type(error)(f'evals.{name}: {error}') from error
   return made
+
+
+def by_names(factory: Any, weights: Any) -> Any:
+  """Return a factory whose data have the classes or columns of weights.
+
+  Raises:
+    UserError: if their labels are of another kind.
+  """
+  given = getattr(factory, 'keywords', {})
+  data, names = given.get('data'), weights.class_names
+  if not isinstance(data, Data) or not given.get('same_classes', True):
+    return factory
+  kind = getattr(data.source, 'targets', None) or weights.targets
+  if kind.outputs != weights.targets.outputs or (
+    isinstance(kind, Labels) != isinstance(weights.targets, Labels)
+  ):
+    raise UserError(
+      f'The data has {type(kind).__name__}, and the weights are of '
+      f'{type(weights.targets).__name__}. Use the same word (labels=, number=).'
+    )
+  known = getattr(data.source, 'class_names', None)
+  if not names or not known or [*known] == [*names]:
+    return factory
+  parts = {k: x for k, x in given.items() if k == 'train' and x is not None}
+  try:
+    made = [ByNames(x, names) for x in (data.source, *parts.values())]
+  except UserError:  # of other classes, see check_class_names
+    return factory
+  terminal.say(f'Labels are numbered by the names of the weights: {names[:9]}')
+  changed = given | dict(zip(parts, made[1:]))
+  changed['data'] = dataclasses.replace(data, source=made[0])
+  return functools.partial(factory.func, *factory.args, **changed)
 
 
 def check_class_names(
