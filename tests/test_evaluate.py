@@ -205,9 +205,7 @@ def test_labels_are_numbered_by_the_names_of_the_weights(run, tmp_path, capsys):
   assert found['test/accuracy'] == recorded['test/accuracy']
   assert 'by the names of the weights' in capsys.readouterr().out
   turned.targets = Numbers()
-  with pytest.raises(
-    ValueError, match=r'Numbers, .* weights are of Cl'
-  ):
+  with pytest.raises(ValueError, match=r'Numbers, .* weights are of Cl'):
     _evaluate(tmp_path, run, evals=evals)
 
 

@@ -11,7 +11,7 @@ from vit_jax.data.description import Description, copies
 from vit_jax.data.pipeline import Data
 from vit_jax.data.sources import tables
 from vit_jax.data.sources.named import open_source
-from vit_jax.data.subsets import Unlabelled
+from vit_jax.data.subsets import Unlabelled, changed_rows, fingerprint
 from vit_jax.data.targets import Grades, Labels, Numbers
 from vit_jax.reports.data import Shown
 
@@ -127,5 +127,10 @@ def test_a_table_says_what_it_has_chosen(tmp_path, capsys):
     open_source(csv=root / 't.csv', **options)
   with pytest.raises(ValueError, match="no column 'doctor'"):
     open_source(csv=root / 't.csv', group_key='doctor')
-  open_source(csv=root / 't.csv')
+  # A run that resumes sees each label, not those of some examples.
+  before = fingerprint(open_source(csv=root / 't.csv'))
+  (root / 'u.csv').write_text(table.replace('4,4.png,a', '4,4.png,b'))
+  now = fingerprint(open_source(csv=root / 'u.csv'))
+  said = '0 images added, 0 removed, 1 labels changed'
+  assert changed_rows(before['rows'], now['rows']) == said
   assert "'split' is a column, and all its rows" in capsys.readouterr().out

@@ -172,6 +172,10 @@ def basis_of_folder(path):
     (lambda x: (x / 'daisy' / '1.png').unlink(), 'num_examples'),
     (lambda x: (x / 'roses').rename(x / 'rosa'), 'classes'),
     (lambda x: shutil.copy(x / 'roses/1.png', x / 'daisy/0.png'), 'examples'),
+    (
+      lambda x: (x / 'roses/1.png').rename(x / 'daisy/9.png'),
+      r"rows: 'as before' -> '1 images added, 1 removed, 0 labels changed'",
+    ),
     (lambda x: x.rename(x.parent / 'moved'), None),
   ],
 )
@@ -189,7 +193,7 @@ def test_data_that_has_changed(change, key, tmp_path):
   if key is None:
     assert workdirs.check_changes(workdir, now) == []
     return
-  with pytest.raises(ChangedRunError, match=f'data.source.{key}: ') as refused:
+  with pytest.raises(ChangedRunError, match=f'data.source.{key}') as refused:
     workdirs.check_changes(workdir, now, ['evals'])
   assert '--allow_changes=evals,data.source' in str(refused.value)
   assert workdirs.check_changes(workdir, now, ['data', 'evals'])

@@ -31,6 +31,7 @@ import jax
 from etils import epath
 
 from vit_jax import config
+from vit_jax.data.subsets import changed_rows
 from vit_jax.io import terminal
 from vit_jax.io.files import is_local, read_json, write_atomically, write_json
 from vit_jax.parallel import hosts
@@ -278,6 +279,12 @@ def compare(
     (key, before['data'][key], value)
     for key, value in now['data'].items()
     if key in before['data']
+  ]
+  pairs = [
+    (k, 'as before', changed_rows(old, new))
+    if k.endswith('.rows') and old != new
+    else (k, old, new)
+    for k, old, new in pairs
   ]
   # A version may have other keys, whose None says that there is no such part.
   same = (None, 'not set'), ('not set', None)

@@ -151,13 +151,14 @@ def differences(one, other):
 def test_fingerprints_tell_data_apart(root, tmp_path):
   source = fingerprint(opened(root, '{}/folder'))
   for name in KINDS:
-    assert differences(source, fingerprint(opened(root, name))) == []
+    found = differences(source, fingerprint(opened(root, name)))
+    assert {*found} <= {'rows'}  # by names of files, where there are some
   shutil.copytree(root / 'folder', tmp_path / 'moved')
   moved = tmp_path / 'moved'
   assert differences(source, fingerprint(Folder(moved))) == []
   names = class_names = ['cat ü', 'bee', 'ant']
   other = fingerprint(Folder(moved, class_names=class_names))
-  assert differences(source, other) == ['classes', 'labels', 'examples']
+  assert differences(source, other) == ['classes', 'rows', 'examples']
   (moved / 'bee' / '001.png').write_bytes(b'other')
   (change,) = differences(source, fingerprint(Folder(moved)))
   assert change == 'examples'
