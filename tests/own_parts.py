@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from vit_jax.data.pipeline import Data
+from vit_jax.data.targets import Classes, Targets
 from vit_jax.models import attention, pooling, posemb, vit
 from vit_jax.objectives.wrapper import Wrapper
 from vit_jax.step import Context
@@ -35,14 +36,21 @@ class Net(nn.Module):
     return nn.Dense(self.num_classes, name='head')(x)
 
 
+class Shades(Classes):
+  """Kind of label: classes that are counted in other words."""
+
+  def words(self, name, *cells):
+    return f'{cells[0]} {name} squares'
+
+
 class Squares:
   """Data set: dark and light squares."""
 
   num_classes = 2
   class_names = ('dark', 'light')
 
-  def __init__(self, size: int = 8):
-    self.size = size
+  def __init__(self, size: int = 8, targets: Targets | None = None):
+    self.size, self.targets = size, targets or Shades()
 
   def __len__(self) -> int:
     return 16

@@ -37,7 +37,11 @@ import ml_collections
 def get_config(model):
   adamw = {'target': 'optax.adamw'}
   data = {
-    'source': {'target': 'mine.Squares', 'size': 9},
+    'source': {
+      'target': 'mine.Squares',
+      'size': 9,
+      'targets': {'target': 'mine.Shades'},
+    },
     'transforms': [
       {'target': 'mine.Crop', 'size': 8}, {'target': 'mine.Renumber'}
     ],
@@ -137,7 +141,10 @@ def test_train_with_every_part(run):
   seen = {k: v for k, v in last.items() if k.startswith('seen/')}
   assert seen == {'seen/devices': 24, 'seen/black': -1.0, 'seen/classes': 2}
   shown = json.loads((workdir / 'data.json').read_text())
-  assert shown['training']['lines'][0] == '16 images in Squares'
+  assert shown['training']['lines'][:2] == [
+    '16 images in Squares',
+    '2 classes: 8 dark squares, 8 light squares',
+  ]
   assert shown['largest']['images'][0][1] == 'dark'
   assert len(shown['training']['images']) == 8  # the first batch
   losses = [r for r in records if 'train/loss' in r]

@@ -16,7 +16,7 @@ from vit_jax.data.targets import Grades, Labels, Numbers
 from vit_jax.reports.data import Shown
 
 RNG = np.random.default_rng(0)
-PIXELS = RNG.integers(0, 256, (9, 4, 6, 3)).astype(np.uint8)
+PIXELS = RNG.integers(0, 256, (12, 4, 6, 3)).astype(np.uint8)
 FILES = [tiny.encode(x[None]) for x in PIXELS]
 
 
@@ -42,9 +42,9 @@ class Listed:
   [
     ([0, 1, 1], 'ab', None, '2 classes: a 1, b 2', ['classes of one image']),
     (
-      *([0, 1, 2, 3, 4, 4, 4, 4, 4], ['NA', '[x', 'c', 'd', 'e'], None),
-      '5 classes: NA 1, [x 1, c 1, d 1, e 5',
-      ['names like missing values or lists (2): NA, [x', '5 classes of 9'],
+      *([*range(5), *[5] * 6], ['NA', '[x', *'cdef'], None),
+      '6 classes: NA 1, [x 1, c 1, d 1, e 1, f 6',
+      ['names like missing values or lists (2): NA, [x', '6 classes of 11'],
     ),
     ([0, 2], 'abc', Grades(order='abc'), 'a 1, b 0, c 1', ['of one image']),
     (
@@ -58,8 +58,9 @@ class Listed:
       '1 number: age 1 to 4, mean 2.5 ± 1.5 (1 missing)',
       [],
     ),
-    ([[7]] * 9, ['age'], Numbers(), 'age 7 to 7', ['two different', '9 of 9']),
-    ([[np.nan]] * 2, ['age'], Numbers(), 'age - to -', ['missing for all']),
+    ([[7]] * 9, ['age'], Numbers(), 'age 7 to 7', ['two different']),
+    ([[7]] * 9 + [[8]] * 3, ['age'], Numbers(), 'age 7 to 8', ['7 in 9 of 12']),
+    ([[np.nan]] * 2, ['age'], Numbers(), 'age - to -', ['two different']),
   ],
 )
 def test_lines(labels, names, targets, said, look):

@@ -10,15 +10,16 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vit_jax.data import images, subsets
 from vit_jax.data.sources import tables
-from vit_jax.data.sources.image_files import some
+from vit_jax.data.sources.tables import some
 from vit_jax.data.subsets import Source, Unlabelled
+from vit_jax.data.targets import Classes, Labels, Targets
 
 _FEW = 8  # rows that are all named in a line
 _SAMPLE = 64  # images whose size is looked at
@@ -33,8 +34,7 @@ class Description:
   Attributes:
     where: of the data; and `used`, the columns by what they are.
     count: number of examples.
-    kind: class of its targets; '': no labels are known.
-    head, rows: a table of each class, label or number.
+    head, rows: a table of each class, label or number; summary: in words.
     sizes: of the images of a sample, in words.
     notes: what was left out or changed on reading.
     look: what is legal, but rarely meant.
@@ -43,9 +43,9 @@ class Description:
   where: str
   used: Mapping[str, str]
   count: int
-  kind: str
   head: Sequence[str]
   rows: Sequence[Sequence[Any]]
+  summary: str
   sizes: str
   notes: Sequence[str]
   look: Sequence[str]
@@ -54,23 +54,27 @@ class Description:
   def of(cls, source: Source, train: 'Description | None' = None) -> Any:
     """Return the description of a source; `train` is that of the training."""
     where = getattr(source, 'where', type(source).__name__)
-    labels, names = _labels(source), getattr(source, 'class_names', None)
-    kind = type(getattr(source, 'targets', None)).__name__
-    kind = {'NoneType': 'Classes', 'Grades': 'Classes'}.get(kind, kind)
-    head, rows, look = ['name'], [], []
+    labels, head, summary = _labels(source), (), ''
+    rows: Any = []
+    look: list[str] = []
     if labels is not None:
-      kind = 'Labels' if kind == 'Classes' and labels.ndim > 1 else kind
+      kind = targets_of(source, labels.ndim > 1)
+      names = getattr(source, 'class_names', None)
       names = [*map(str, names or range(_width(source, labels)))]
-      head, rows, look = _KINDS[kind](names, labels)
-    if train is not None and kind == train.kind in ('Classes', 'Labels'):
+      head, (rows, look) = kind.heading, kind.statistics(names, labels)
+      ending = ('es' if head[0] == 'class' else 's') * (len(rows) != 1)
+      words = [kind.words(*row) for row in rows]
+      counts = [0 if head[0] == 'number' else row[1] for row in rows]
+      summary = f'{len(rows)} {head[0]}{ending}: {_shortened(words, counts)}'
+    if train is not None and head == train.head and head[:1] != ('number',):
       look += _differences(rows, train.rows)
     return cls(
       where=where,
       used=dict(getattr(source, 'used', {})),
       count=len(source),
-      kind='' if labels is None else kind,
       head=head,
       rows=rows,
+      summary=summary,
       sizes=_sizes(source),
       notes=tables.said(where),
       look=look,
@@ -79,16 +83,15 @@ class Description:
   def lines(self) -> list[str]:
     """Return it in few lines."""
     used = ', '.join(f'{k} {v!r}' for k, v in self.used.items())
-    found = [
-      f'{self.count:,} images in {self.where}' + f' ({used})' * bool(used)
-    ]
-    if self.kind:
-      word = 'class' if self.kind == 'Classes' else self.kind.lower()[:-1]
-      plural = 'es' if self.kind == 'Classes' else 's'
-      what = f'{len(self.rows)} {word}{plural * (len(self.rows) != 1)}'
-      found.append(f'{what}: {_in_words(self.head, self.rows)}')
-    found += [self.sizes] * bool(self.sizes)
-    return found + [f'look: {x}' for x in self.look]
+    where = self.where + f' ({used})' * bool(used)
+    found = [f'{self.count:,} images in {where}', self.summary, self.sizes]
+    return [*filter(None, found), *(f'look: {x}' for x in self.look)]
+
+
+def targets_of(source: Source, is_vector: bool) -> Targets:
+  """Return the kind of the labels of a source, or of mixed ones."""
+  found: Targets = getattr(source, 'targets', None) or Classes()
+  return Labels() if is_vector and isinstance(found, Classes) else found
 
 
 def _width(source, labels):
@@ -106,88 +109,14 @@ def _labels(source):
   return subsets.labels(source) if len(source) <= _MOST_READ else None
 
 
-def _of_classes(names, labels):
-  counts = np.bincount(labels[labels >= 0], minlength=len(names)).tolist()
-  rows = [[name, count] for name, count in zip(names, counts)]
-  look = []
-  if odd := [x for x in names if x.lower() in tables.MISSING or x[:1] in '[{(']:
-    look.append(f'names like missing values or lists {some(odd)}')
-  if 2 * len(names) >= len(labels) > _FEW:
-    look.append(f'{len(names):,} classes of {len(labels):,} images')
-  if single := [name for name, count in rows if count == 1]:
-    look.append(f'classes of one image {some(single)}')
-  return ['class', 'images'], rows, look
-
-
-def _of_labels(names, labels):
-  known = (~np.isnan(labels)).sum(0).tolist()
-  positive = np.nansum(labels, 0).round(2).tolist()
-  count = len(labels)
-  rows = [
-    [name, int(p) if p == int(p) else p, k, count - k]
-    for name, p, k in zip(names, positive, known)
-  ]
-  look = []
-  for what, test in (('no', lambda p, k: p == 0), ('one', lambda p, k: p == 1)):
-    if few := [name for name, p, k, _ in rows if test(p, k)]:
-      look.append(f'labels with {what} positive {some(few)}')
-  if always := [name for name, p, k, _ in rows if p == k > 0]:
-    look.append(f'labels without a negative {some(always)}')
-  if odd := [x for x in names if x.lower() in tables.MISSING or x[:1] in '[{(']:
-    look.append(f'names like missing values or lists {some(odd)}')
-  return ['label', 'positive', 'known', 'missing'], rows, look
-
-
-def _of_numbers(names, labels):
-  rows, look = [], []
-  for name, column in zip(names, labels.T.astype(np.float64)):
-    known = column[~np.isnan(column)]
-    if not len(known):
-      rows.append([name, *['-'] * 4, len(column)])
-      look.append(f'{name} is missing for all images')
-      continue
-    values = [f'{x:.4g}' for x in (known.min(), known.max(), known.mean())]
-    rows.append([name, *values, f'{known.std():.4g}', len(column) - len(known)])
-    if len(known) < 2 or not known.std():
-      look.append(f'{name} has fewer than two different numbers')
-    top, times = collections.Counter(known.tolist()).most_common(1)[0]
-    if 2 * times > len(known) > _FEW:
-      look.append(f'{name} is {top:g} in {times:,} of {len(known):,} images')
-  return ['number', 'least', 'most', 'mean', 'std', 'missing'], rows, look
-
-
-_KINDS: dict[str, Callable[..., Any]] = {
-  'Classes': _of_classes,
-  'Labels': _of_labels,
-  'Numbers': _of_numbers,
-}
-
-
-def _in_words(head, rows):
-  """Return rows as words; of many the largest and the smallest."""
-  if head[0] == 'class':
-    words = [f'{name} {count:,}' for name, count in rows]
-    order = np.argsort([-count for _, count in rows], kind='stable')
-  elif head[0] == 'label':
-    words = [f'{x} {p:,} of {k:,}' for x, p, k, _ in rows]
-    words = [
-      f'{x} ({row[-1]:,} missing)' if row[-1] else x
-      for x, row in zip(words, rows)
-    ]
-    order = np.argsort([-row[1] for row in rows], kind='stable')
-  else:
-    words = [
-      f'{x} {a} to {b}, mean {m} ± {s}' + f' ({n:,} missing)' * bool(n)
-      for x, a, b, m, s, n in rows
-    ]
-    order = np.arange(len(rows))
+def _shortened(words, counts):
+  """Return words in a line; of many those of the largest and the smallest."""
   if len(words) <= _FEW:
     return ', '.join(words)
+  order = np.argsort([-x for x in counts], kind='stable').tolist()
   first, last = order[: _FEW // 2], order[-_FEW // 2 :]
-  return (
-    ', '.join([words[i] for i in first])
-    + ', ..., '
-    + ', '.join([words[i] for i in last])
+  return ', '.join(
+    [words[i] for i in first] + ['...'] + [words[i] for i in last]
   )
 
 

@@ -20,7 +20,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vit_jax.data.sources.tables import MISSING, clean, indices, say_once
+from vit_jax.data.sources.tables import (
+  MISSING,
+  clean,
+  indices,
+  say_once,
+  some,
+)
 from vit_jax.types import UserError
 
 Names = list[str] | None
@@ -86,6 +92,7 @@ class Targets:
   columns: Sequence[str] = ()
 
   outputs: ClassVar[str] = 'probabilities'  # what a model predicts
+  heading: ClassVar[Sequence[str]] = ('class', 'images')  # of `statistics`
 
   def encode(
     self, where: str, columns: Mapping[str, Any], names: Names = None
@@ -114,6 +121,25 @@ class Targets:
   def shown(self, values: Any, names: Any, k: int) -> Any:
     """Return {name: probability} of the k largest, or a text of numbers."""
     return {names[i]: float(values[i]) for i in top(values, k)}
+
+  def statistics(self, names: Sequence[str], labels: Any) -> tuple[Any, Any]:
+    """Return a row of each name under `heading`, and what is rarely meant."""
+    raise NotImplementedError
+
+  def words(self, name: str, *cells: Any) -> str:
+    """Return a row of `statistics` in words."""
+    return f'{name} {cells[0]:,}'
+
+  def caption(self, names: Sequence[str], label: Any) -> str:
+    """Return a label, or a mixed one, in words."""
+    if not np.ndim(label):
+      return str(names[label])
+    parts = [
+      f'{k}?' if np.isnan(x) else str(k) if x == 1 else f'{k} {x:.2g}'
+      for k, x in zip(names, label)
+      if x or np.isnan(x)
+    ]
+    return ' + '.join(parts) or 'none'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +186,15 @@ class Classes(Targets):
     numbers[[x in found for x in texts]] = indices(where, used, known)
     return numbers[cells.index], names
 
+  def statistics(self, names: Sequence[str], labels: Any) -> tuple[Any, Any]:
+    counts = np.bincount(labels[labels >= 0], minlength=len(names)).tolist()
+    rows, look = [*zip(names, counts)], _odd_names(names)
+    if 2 * len(names) >= len(labels) > _FEW:
+      look.append(f'{len(names):,} classes of {len(labels):,} images')
+    if single := [name for name, count in rows if count == 1]:
+      look.append(f'classes of one image {some(single)}')
+    return rows, look
+
   def rows(self, values: Any, names: Any, k: int, threshold: Any) -> Any:
     columns = 'rank', 'class_id', 'class_name', 'probability'
     found = ((i, names[i], float(values[i])) for i in top(values, k))
@@ -205,6 +240,8 @@ class Labels(Targets):
 
   separator: str | None = None
 
+  heading: ClassVar[Sequence[str]] = ('label', 'positive', 'known', 'missing')
+
   def _encoded(self, where, columns, names):
     ((key, cells), *others) = columns.items()
     if others or _are_bits(cells):
@@ -248,6 +285,27 @@ class Labels(Targets):
     ]
     return Cells(read, cells.index)
 
+  def statistics(self, names: Sequence[str], labels: Any) -> tuple[Any, Any]:
+    known = (~np.isnan(labels)).sum(0).tolist()
+    positive = np.nansum(labels, 0).round(2).tolist()  # not whole if soft
+    positive = [int(x) if x == int(x) else x for x in positive]
+    rows = [
+      (x, p, k, len(labels) - k) for x, p, k in zip(names, positive, known)
+    ]
+    look = _odd_names(names)
+    for what, found in (
+      ('with no positive', [x for x, p, *_ in rows if p == 0]),
+      ('with one positive', [x for x, p, *_ in rows if p == 1]),
+      ('without a negative', [x for x, p, k, _ in rows if p == k > 0]),
+    ):
+      look += [f'labels {what} {some(found)}'] * bool(found)
+    return rows, look
+
+  def words(self, name: str, *cells: Any) -> str:
+    positive, known, missing = cells
+    more = f' ({missing:,} missing)' * bool(missing)
+    return f'{name} {positive:,} of {known:,}{more}'
+
   def rows(self, values: Any, names: Any, k: int, threshold: Any) -> Any:
     if not isinstance(threshold, Mapping):
       threshold = dict.fromkeys(names, threshold)
@@ -261,6 +319,9 @@ class Numbers(Targets):
   """One or several numbers of an example, in the units of their columns."""
 
   outputs: ClassVar[str] = 'numbers'
+  heading: ClassVar[Sequence[str]] = (
+    *('number', 'least', 'most', 'mean', 'std', 'missing'),
+  )
 
   def _encoded(self, where, columns, names):
     expected = 'a number with a decimal point, or an empty cell'
@@ -269,6 +330,37 @@ class Numbers(Targets):
 
   def shown(self, values: Any, names: Any, k: int) -> Any:
     return ', '.join(f'{name} {x:.6g}' for name, x in zip(names, values))
+
+  def statistics(self, names: Sequence[str], labels: Any) -> tuple[Any, Any]:
+    rows: list[Any] = []
+    look: list[str] = []
+    for name, column in zip(names, labels.T.astype(np.float64)):
+      known = column[~np.isnan(column)]
+      found = ['-'] * 4
+      if len(known):
+        found = [f'{f(known):.4g}' for f in (np.min, np.max, np.mean, np.std)]
+      rows.append((name, *found, len(column) - len(known)))
+      values, times = np.unique(known, return_counts=True)
+      if len(values) < 2:
+        look.append(f'{name} has fewer than two different numbers')
+      elif 2 * times.max() > len(known) > _FEW:
+        top = values[times.argmax()]
+        many = f'{times.max():,} of {len(known):,}'
+        look.append(f'{name} is {top:g} in {many} images')
+    return rows, look
+
+  def words(self, name: str, *cells: Any) -> str:
+    least, most, mean, std, missing = cells
+    more = f' ({missing:,} missing)' * bool(missing)
+    return f'{name} {least} to {most}, mean {mean} ± {std}{more}'
+
+  def caption(self, names: Sequence[str], label: Any) -> str:
+    return ', '.join(f'{k} {x:.4g}' for k, x in zip(names, label))
+
+
+def _odd_names(names):
+  found = [x for x in names if x.lower() in MISSING or x[:1] in '[{(']
+  return [f'names like missing values or lists {some(found)}'] * bool(found)
 
 
 def top(probabilities: np.ndarray, k: int) -> list[int]:

@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vit_jax.data.sources.image_files import some
-from vit_jax.data.sources.tables import say_once
+from vit_jax.data.sources.tables import say_once, some
 from vit_jax.data.subsets import Source
 from vit_jax.evals.classification import BOUND, wilson
 from vit_jax.evals.collect import COUNTS, Collector, OutputEvaluator

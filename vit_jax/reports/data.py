@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.data.description import Description, copies
+from vit_jax.data.description import Description, copies, targets_of
 from vit_jax.data.pipeline import Data
-from vit_jax.data.sources.image_files import some
+from vit_jax.data.sources.tables import some
 from vit_jax.data.subsets import Unlabelled, View
 from vit_jax.io import terminal
 from vit_jax.parallel import sharding
@@ -120,19 +120,10 @@ def _images(batch, source):
 
 
 def _caption(source, label):
-  """Return a label in words."""
+  """Return a label in words; '' of a source without labels."""
   if isinstance(source, Unlabelled):
     return ''
   names = getattr(source, 'class_names', None)
-  kind = type(getattr(source, 'targets', None)).__name__
-  if not np.ndim(label):
-    return str(names[label] if names else label)
-  names = names or range(len(label))
-  if kind == 'Numbers':
-    return ', '.join(f'{k} {x:.4g}' for k, x in zip(names, label))
-  words = [
-    f'{k}?' if np.isnan(x) else f'{k}' if x == 1 else f'{k} {x:.2g}'
-    for k, x in zip(names, label)
-    if x or np.isnan(x)
-  ]
-  return ' + '.join(words) or 'none'
+  if names is None:
+    names = range(len(label) if np.ndim(label) else int(label) + 1)
+  return targets_of(source, np.ndim(label) > 0).caption(names, label)

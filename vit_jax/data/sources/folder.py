@@ -14,8 +14,9 @@ from etils import epath
 
 from vit_jax.data.sources import image_files, tables
 from vit_jax.data.sources.columns import Column, binary
-from vit_jax.data.sources.image_files import is_image, is_shown, some, walk
+from vit_jax.data.sources.image_files import is_image, is_shown, walk
 from vit_jax.data.sources.listed import Table
+from vit_jax.data.sources.tables import some
 from vit_jax.data.targets import Classes, Targets
 from vit_jax.types import MACHINE, PathLike, UserError
 

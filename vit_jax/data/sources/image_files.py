@@ -21,6 +21,7 @@ from etils import epath
 
 from vit_jax.data import images, workers
 from vit_jax.data.sources import columns
+from vit_jax.data.sources.tables import some
 from vit_jax.data.transforms import apply
 from vit_jax.io import terminal
 from vit_jax.types import PathLike, UserError
@@ -47,11 +48,6 @@ def is_image(path: str) -> bool:
 def is_shown(path: str) -> bool:
   """Return whether a relative path, 'FOLDER/' or a file, is not skipped."""
   return not _HIDDEN.search(path)
-
-
-def some(names: Sequence[str]) -> str:
-  """Return '(count): ' and the first names."""
-  return f'({len(names)}): {", ".join(names[:5])}{", ..." * (len(names) > 5)}'
 
 
 def walk(folder: str) -> list[str]:

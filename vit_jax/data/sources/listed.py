@@ -16,7 +16,8 @@ from etils import epath
 
 from vit_jax.data.sources import tables
 from vit_jax.data.sources.columns import Column, read_csv
-from vit_jax.data.sources.image_files import Files, is_image, some
+from vit_jax.data.sources.image_files import Files, is_image
+from vit_jax.data.sources.tables import some
 from vit_jax.data.targets import Cells, Names, Targets
 from vit_jax.types import UserError
 

@@ -17,24 +17,8 @@ from vit_jax.io import terminal
 from vit_jax.types import PathLike, UserError
 
 # Words for missing values of pandas, in lower case.
-MISSING = frozenset(
-  [
-    '#n/a',
-    '#n/a n/a',
-    '#na',
-    '-1.#ind',
-    '-1.#qnan',
-    '-nan',
-    '1.#ind',
-    '1.#qnan',
-    '<na>',
-    'n/a',
-    'na',
-    'nan',
-    'none',
-    'null',
-  ]
-)
+_WORDS = '#n/a|#n/a n/a|#na|-1.#ind|-1.#qnan|-nan|1.#ind|1.#qnan|<na>|n/a|na'
+MISSING = frozenset(f'{_WORDS}|nan|none|null'.split('|'))
 _said: list[str] = []
 
 
@@ -49,6 +33,11 @@ def said(where: str) -> list[str]:
   """Return what was said of data that are there."""
   found = (x.removeprefix(where) for x in _said if x.startswith(where))
   return [x.lstrip(': ') for x in found if x[:1] in (':', ' ')]
+
+
+def some(names: Sequence[str]) -> str:
+  """Return '(count): ' and the first names."""
+  return f'({len(names)}): {", ".join(names[:5])}{", ..." * (len(names) > 5)}'
 
 
 def check(
