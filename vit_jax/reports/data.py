@@ -93,9 +93,9 @@ class Shown:
       batches = {TRAIN: (self.train, jax.device_get(made))}
     for name, data in itertools.islice(self.others.items(), 1):
       count = min(_IMAGES, len(data.source))
-      some = View(data.source, np.linspace(0, len(data.source) - 1, count))
+      few = View(data.source, np.linspace(0, len(data.source) - 1, count))
       small = dataclasses.replace(
-        data, source=some, batch_size=count, num_workers=0
+        data, source=few, batch_size=count, num_workers=0
       )
       batches[name] = small, next(iter(small.eval_batches()))
     if jax.process_index():
