@@ -10,8 +10,9 @@ import tiny
 from vit_jax.data.description import Description, copies
 from vit_jax.data.pipeline import Data
 from vit_jax.data.sources import tables
+from vit_jax.data.sources.digits import Digits
 from vit_jax.data.sources.named import open_source
-from vit_jax.data.subsets import Unlabelled, changed_rows, fingerprint
+from vit_jax.data.subsets import Subset, Unlabelled, changed_rows, fingerprint
 from vit_jax.data.targets import Grades, Labels, Numbers
 from vit_jax.reports.data import Shown
 
@@ -81,7 +82,9 @@ def test_many_classes_are_shortened_and_none_need_be_known():
   line = Description.of(many).lines()[1]
   assert line == '20 classes: 19 4, 0 3, 1 3, 2 3, ..., 15 3, 16 3, 17 3, 18 3'
   lines = Description.of(Unlabelled(Listed([0, 1]))).lines()
-  assert lines[1:] == ['size 6x4 (all)']
+  assert lines == ['2 images in Listed', 'size 6x4 (all)']
+  digits = Subset(Digits(split='test'), per_class=1)
+  assert Description.of(digits).lines()[0] == '10 images in Digits'
   broken = Description.of(Listed([0, 1], files=[b'x', FILES[0]]))
   assert broken.sizes == 'size 6x4 (all, 1 unreadable)'
 

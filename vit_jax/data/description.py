@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax.data import images, subsets
 from vit_jax.data.sources import tables
 from vit_jax.data.sources.tables import some
-from vit_jax.data.subsets import Source, Unlabelled
+from vit_jax.data.subsets import Source, Unlabelled, View
 from vit_jax.data.targets import Classes, Labels, Targets
 
 _FEW = 8  # rows that are all named in a line
@@ -53,7 +53,10 @@ class Description:
   @classmethod
   def of(cls, source: Source, train: 'Description | None' = None) -> Any:
     """Return the description of a source; `train` is that of the training."""
-    where = getattr(source, 'where', type(source).__name__)
+    whole: Any = source
+    while isinstance(whole, View):
+      whole = whole.source
+    where = getattr(whole, 'where', '') or type(whole).__name__
     labels, head, summary = _labels(source), (), ''
     rows: Any = []
     look: list[str] = []
