@@ -34,6 +34,7 @@ from vit_jax.runs.checkpoint import load_params
 from vit_jax.runs.records import read_records
 from vit_jax.train import train
 from vit_jax.training import Evaluation, Training
+from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.zoo import names
 
@@ -205,6 +206,9 @@ def test_labels_are_numbered_by_the_names_of_the_weights(run, tmp_path, capsys):
   assert found['test/accuracy'] == recorded['test/accuracy']
   assert 'by the names of the weights' in capsys.readouterr().out
   turned.targets = Numbers()
+  unlabelled = dataclasses.replace(TEST, source=turned, labels=False)
+  given = _evaluator(unlabelled)
+  assert evaluators.by_names(given, formats.read(run)) is given
   with pytest.raises(ValueError, match=r'Numbers, .* weights are of Cl'):
     _evaluate(tmp_path, run, evals=evals)
 

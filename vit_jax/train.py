@@ -24,7 +24,6 @@ from vit_jax.training import Training as Training
 from vit_jax.types import HARMLESS, PathLike
 from vit_jax.weights import formats, surgery
 
-_COMPUTED = 'statistics.json'  # from the training data
 _MEMORY = (
   'To need less: --config.accum_steps=2 (or more, same result), '
   '--config.mesh.fsdp=-1 (state split over devices), '
@@ -67,7 +66,7 @@ def train(
   # 2. The model, its loss and the step, from shapes.
   mesh, examples = training.mesh.make(), Examples.of(data)
   choices = workdirs.read(workdir, 'attention.json')
-  training = training.supplied(computed := workdirs.read(workdir, _COMPUTED))
+  training = training.supplied(computed := workdirs.statistics(workdir))
   at_a_time = data.batch_size // training.accum_steps
   choose = Chooser(at_a_time, mesh, choices, terminal.say)
   plan = setup.Plan.of(training, examples, mesh, choose)
@@ -106,7 +105,7 @@ def train(
     teachers = ready.load_teachers(mesh, training.sharding)
     workdirs.record_start(workdir, basis, changed, start)
     workdirs.record_config(workdir, provenance)
-    more = {'attention.json': choices, _COMPUTED: computed}
+    more = {'attention.json': choices, workdirs.STATISTICS: computed}
     _record(workdir, training, ready, evaluators, more)
 
     # 5. The loop. Metrics lag one step: the host never waits for the device.

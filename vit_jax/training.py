@@ -1,4 +1,4 @@
-"""What a training run is made of: the schema of its config."""
+"""Parts of a training run: the schema of its config."""
 
 import dataclasses
 import functools
@@ -111,7 +111,7 @@ class Training:
   def supplied(
     self, known: dict[str, Any], source: Callable[[], Source] | None = None
   ) -> 'Training':
-    """Return it with what is computed from its data, such as class weights.
+    """Return the run with what is computed from its data, as class weights.
 
     Args:
       known: what was computed before, by function; new values are added.

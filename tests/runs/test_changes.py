@@ -199,6 +199,14 @@ def test_data_that_has_changed(change, key, tmp_path):
   assert workdirs.check_changes(workdir, now, ['data', 'evals'])
 
 
+def test_statistics_are_kept_from_the_first_checkpoint_on(tmp_path):
+  """Before, data may change, and what is computed from them with it."""
+  workdirs.write(tmp_path, workdirs.STATISTICS, {'moments': [[1.0, 2.0]]})
+  assert workdirs.statistics(tmp_path) == {}
+  (tmp_path / 'checkpoints/2').mkdir(parents=True)
+  assert workdirs.statistics(tmp_path) == {'moments': [[1.0, 2.0]]}
+
+
 # Hosts.
 
 

@@ -1,4 +1,4 @@
-"""What was understood of a source: some lines, before a run trains on it.
+"""Description of a source in some lines, before a run trains on it.
 
 A reader says in `where` and `used` where its data are and which columns it has
 taken, see tables.Labelled. All the rest follows from the interface of sources.
@@ -29,7 +29,7 @@ _MOST_COMPARED, _SECONDS = 20_000, 2.0  # images, and the time to find copies
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """What a source has.
+  """Place, labels and sizes of the examples of a source.
 
   Attributes:
     where: of the data; and `used`, the columns by what they are.
@@ -84,7 +84,7 @@ class Description:
     )
 
   def lines(self) -> list[str]:
-    """Return it in few lines."""
+    """Return the description in few lines."""
     used = ', '.join(f'{k} {v!r}' for k, v in self.used.items())
     where = self.where + f' ({used})' * bool(used)
     found = [f'{self.count:,} images in {where}', self.summary, self.sizes]

@@ -84,6 +84,8 @@ def by_names(factory: Any, weights: Any) -> Any:
   data, names = given.get('data'), weights.class_names
   if not isinstance(data, Data) or not given.get('same_classes', True):
     return factory
+  if not (data.labels and getattr(factory.func, 'labelled', True)):
+    return factory
   kind = getattr(data.source, 'targets', None) or weights.targets
   if kind.outputs != weights.targets.outputs or (
     isinstance(kind, Labels) != isinstance(weights.targets, Labels)

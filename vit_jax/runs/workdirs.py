@@ -51,6 +51,7 @@ _HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size|probes\b.*')
 # What results depend on: 'config' is {key: JSON value} of the arguments, 'data'
 # {key: value} of the fingerprints of the sources.
 Basis = Mapping[str, Mapping[str, Any]]
+STATISTICS = 'statistics.json'  # what is computed from the training data
 
 
 class Claim:
@@ -173,6 +174,15 @@ def record_model(workdir: PathLike, **facts: Any) -> None:
   `transforms` of None are not known.
   """
   write(workdir, 'model.json', config.describe(facts))
+
+
+def statistics(workdir: PathLike) -> dict[str, Any]:
+  """Return what a run has computed from its data; {} before a checkpoint.
+
+  Until then its data may change, see `check_changes`.
+  """
+  has_steps = steps(epath.Path(workdir) / 'checkpoints')
+  return read(workdir, STATISTICS) if has_steps else {}
 
 
 def description(path: PathLike) -> dict[str, Any]:

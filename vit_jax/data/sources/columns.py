@@ -75,9 +75,7 @@ class Column(Sequence[Any]):
   @functools.cached_property
   def different(self) -> tuple[list[Any], np.ndarray] | None:
     """(the different cells, which one each row has); None for lists."""
-    if isinstance(self.cells, np.ndarray) or pa.types.is_nested(
-      self.cells.type
-    ):
+    if self._is_odd():
       return None
     found = self.cells.dictionary_encode(null_encoding='encode')
     return found.dictionary.to_pylist(), found.indices.to_numpy()

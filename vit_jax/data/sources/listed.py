@@ -206,18 +206,16 @@ class Table:
     """
     tables.check(self.where, self.columns, 'split_key', key)
     cells = Cells.of(self.cells(key))
-    same = {x for x in map(str, cells.different)}
-    same = {x for x in same if x.casefold() == split.casefold()}
+    texts = [*map(str, cells.different)]
+    same = {x for x in texts if x.casefold() == split.casefold()}
     if split not in same and len(same) != 1:
       raise UserError(
         f'{self.where} has no split {split!r}. Its column {key!r} has'
-        f' {sorted(map(str, cells.different))}.'
+        f' {sorted(texts)}.'
       )
     chosen = split if split in same else same.pop()
-    before, is_chosen = (
-      self.labels,
-      np.array([str(x) == chosen for x in cells.different])[cells.index],
-    )
+    before = self.labels
+    is_chosen = np.array([x == chosen for x in texts])[cells.index]
     if group_key is not None:
       column = self._image_key if '(' in group_key else group_key
       tables.check(self.where, self.columns, 'group_key', column)
