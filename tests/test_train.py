@@ -28,7 +28,7 @@ from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.probes import Histograms, Norms, Probe
-from vit_jax.reports import worst
+from vit_jax.reports import page, worst
 from vit_jax.runs import compiled, monitor, workdirs
 from vit_jax.runs.checkpoint import Checkpoints, load_params
 from vit_jax.runs.monitor import Logging, NonFiniteError
@@ -176,6 +176,32 @@ def test_a_run_resumes_and_extends(tmp_path, capsys):
   assert '"step": 2, "key": "total_steps", "old": 3' in change
   with pytest.raises(ChangedRunError, match='seed: 0 -> 1'):
     run(parts, seed=1, **options)
+  anything = Provenance(allow_changes=['data', 'total_steps'])
+  with pytest.raises(ValueError, match='step 6 .* ends at step 5'):
+    run(parts, total=steps(5), provenance=anything, **options)
+  options['data'] = dataclasses.replace(data, batch_size=8)
+  with pytest.raises(ValueError, match='step 6 .* 96 images, .* have 8 now'):
+    run(parts, provenance=anything, **options)
+
+
+def test_files_of_the_end_are_written_later(tmp_path, monkeypatch, capsys):
+  """Also if the page of the run was made before."""
+  image = np.zeros((8, 8, 1), np.uint8)
+  few = Data([{'image': image, 'label': 1}] * 9, 16)
+  evals = {'spy': Evaluation(Spy)}
+  again = functools.partial(
+    run, tmp_path, evals=evals, total=steps(2), data=few, model=Linear(2)
+  )
+  with monkeypatch.context() as patch, pytest.raises(OSError, match='full'):
+    patch.setattr(worst, 'write_all', mock.Mock(side_effect=OSError('full')))
+    again()
+  page.write(tmp_path)
+  for remove, count in ((False, 1), (False, 0), (True, 1)):
+    if remove:
+      (tmp_path / 'report.html').unlink()
+    again()
+    assert len(Spy.seen) == count and (tmp_path / 'report.html').exists()
+  assert '9 training images are fewer than a batch' in capsys.readouterr().out
 
 
 def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
@@ -228,6 +254,7 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
     train(**call, training=missing, dry_run=True)
   out = capsys.readouterr().out
   assert 'nothing was trained' in out and '650' in out  # 64 * 10 + 10
+  assert 'after 2 steps, 25% of the EMA' in out
   assert list(new.rglob('*')) in ([], [new / 'checkpoints'])
   workdirs.write(new, 'attention.json', {'case': 'xla'})
   found = train(**call, training=training)

@@ -15,6 +15,7 @@ from vit_jax.config import Partial
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline
 from vit_jax.evals.evaluators import check_class_names
+from vit_jax.io import terminal
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import Rules
 from vit_jax.runs import compiled
@@ -221,6 +222,7 @@ class Plan:
       UserError: if a size does not fit, or needs other parameters.
     """
     ready = make(training, examples, mesh, choose)
+    _caution(training, ready.timeline)
     steps, variants = ready.total_steps, training.variants
     if variants is None:
       return cls(ready, {'': ready}, np.zeros(steps, np.uint8))
@@ -243,6 +245,25 @@ class Plan:
         )
       setups[name] = made
     return cls(ready, setups, of_step.astype(np.uint8))
+
+
+def _caution(training, timeline):
+  """Print what is legal, but rarely meant."""
+  count, batch_size = timeline.num_examples, timeline.batch_size
+  if count < batch_size:
+    terminal.say(
+      f'look: {count} training images are fewer than a batch, data.batch_size='
+      f'{batch_size}: each occurs several times in a step.'
+    )
+  steps = timeline.total_steps
+  if training.ema:
+    weights = np.broadcast_to(training.ema(np.arange(steps)), steps)
+    if (initial := np.prod(1 - weights)) > 0.1:
+      terminal.say(
+        f'look: after {steps} steps, {initial:.0%} of the EMA, which is '
+        'evaluated, are the initial parameters. Set ema.debias=True or a lower '
+        'ema.decay, or train for longer.'
+      )
 
 
 def _check(objective, training):

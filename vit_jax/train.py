@@ -11,6 +11,7 @@ from vit_jax.config import Provenance
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.io import terminal
 from vit_jax.models.pallas.choice import Chooser
+from vit_jax.parallel import hosts
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.reports import attention_figures, page, worst
@@ -21,7 +22,7 @@ from vit_jax.setup import Examples
 from vit_jax.step import TrainState as TrainState
 from vit_jax.training import Evaluation as Evaluation
 from vit_jax.training import Training as Training
-from vit_jax.types import HARMLESS, PathLike
+from vit_jax.types import HARMLESS, PathLike, UserError
 from vit_jax.weights import formats, surgery
 
 _MEMORY = (
@@ -137,6 +138,7 @@ def train(
       jax.set_mesh(mesh),
       jax.transfer_guard('disallow'),
     ):
+      batch = None
       for step in range(start + 1, ready.total_steps + 1):
         with monitor.traced(step):
           with monitor.waiting(batches.spent):
@@ -173,12 +175,12 @@ def train(
             f'{workdir}. Run the same command to resume.'
           )
           raise Stopped(128 + stopping)
-      if start < ready.total_steps:
-        _draw(workdir, ready.objective, evaluators, state, batch, mesh)
+      if batch is not None or hosts.on_any(not page.is_complete(workdir)):
+        _draw(workdir, ready.objective, evaluators, state, batch, batches, mesh)
+        worst.write_all(workdir, evaluators, class_names=examples.class_names)
       monitor.finish(ready.total_steps)
   if batches.skipped:
     terminal.say(data.name_skipped(batches.skipped))
-  worst.write_all(workdir, evaluators, class_names=examples.class_names)
   page.write_at_end(workdir)
   return state
 
@@ -187,7 +189,20 @@ def _first_state(workdir, training, ready, saver):
   """Return the state, what was saved with it, and where it is from."""
   if saver.latest_step() is not None:
     state, saved = saver.restore(ready.state)
-    return state, saved, f'resumed at step {state.step} of {workdir}'
+    origin, timeline = f'step {state.step} of {workdir}', ready.timeline
+    if saved['position'] != int(state.step) * timeline.batch_size:
+      raise UserError(
+        f'{origin} was reached after {saved["position"]} images, and batches '
+        f'have {timeline.batch_size} now: steps would count other images. Use '
+        'the same data.batch_size (accum_steps needs less memory), or start '
+        'another run with init_from.'
+      )
+    if int(state.step) > ready.total_steps:
+      raise UserError(
+        f'{origin} is the newest checkpoint, and this run ends at step '
+        f'{ready.total_steps}. Train for longer, or in another workdir.'
+      )
+    return state, saved, f'resumed at {origin}'
   saved, origin = {'position': 0}, 'initialised from scratch'
   with compiled.waiting():
     state = ready.init(jax.random.key(training.seed))
@@ -233,8 +248,15 @@ def _save(saver, step, state, batches, monitor, results):
   saver.save(step, state, saved, metrics=finite)
 
 
-def _draw(workdir, objective, evaluators, state, batch, mesh):
-  """Draw rows of images of the objective and the evaluators."""
+def _draw(workdir, objective, evaluators, state, batch, batches, mesh):
+  """Draw rows of images of the objective and the evaluators.
+
+  Without a last batch, the run ended before; what it evaluated is lost.
+  """
+  if batch is None:
+    terminal.say('evaluating again: the run ended before all was written')
+    batch = sharding_lib.put_batch(next(batches), mesh)
+    evaluators_lib.run(evaluators, state.eval_params, int(state.step))
   everywhere = sharding_lib.replicated(mesh)
   pictures = jax.jit(objective.pictures, out_shardings=everywhere)
   with jax.transfer_guard('allow'):

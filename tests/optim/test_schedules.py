@@ -156,11 +156,12 @@ def test_timm_cosine(timm_training):
     {'decay': 'step', 'milestones': (0.5,), 'end_lr': 0.1},
     {'milestones': (0.5,)},
     {'decay': 'step'},
+    {'warmup': 1, 'total': 1},  # the rate of the first step is 0
   ],
   ids=str,
 )
 def test_mistakes(fields):
-  with pytest.raises(ValueError, match=r'decay=|100 steps'):
+  with pytest.raises(ValueError, match=r'decay=|100 steps|1 step of'):
     schedule(lr=1.0, **fields)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import re
 import shutil
 
 import jax
@@ -61,7 +62,17 @@ def names_in(workdir):
   return sorted(p.name for p in (workdir / 'checkpoints').iterdir())
 
 
+ODD = ''' !"#$%&'()+,-:;<=>@^`{|}~\t\né'''  # in names that a shell allows
+
+
+@pytest.mark.parametrize('odd', '*?[]\\')
+def test_a_path_that_orbax_cannot_read_back(odd, tmp_path):
+  with pytest.raises(UserError, match=f'with {re.escape(odd)}\\. .*faults.md'):
+    Checkpointer(tmp_path / f'lr={odd}')
+
+
 def test_everything_comes_back_on_any_mesh(tmp_path):
+  tmp_path /= ODD
   state, checkpointer = make_state(5), Checkpointer(tmp_path)
   assert checkpointer.latest_step() is None
   # As eight devices of FSDP have it ...

@@ -68,6 +68,13 @@ class Schedule:
         f'longer than the run ({total_steps} steps). Shorten them, or train '
         'longer.'
       )
+    if warmup_steps == total_steps == 1:
+      raise UserError(
+        f'The run has 1 step of {timeline.batch_size} images, and warm-up '
+        f'begins with a rate of 0: nothing would be learned from the '
+        f'{timeline.num_examples} images. Train for longer, or use a smaller '
+        'data.batch_size.'
+      )
     # Rounded first: 0.29 * 100 is 28.999999999999996.
     milestones = [round(x * total_steps, 6) for x in self.milestones]
     milestones = np.ceil(milestones).astype(np.float32)

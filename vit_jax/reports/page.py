@@ -23,7 +23,7 @@ from etils import epath
 from vit_jax import config as configs
 from vit_jax.io.files import write_atomically
 from vit_jax.io.terminal import duration
-from vit_jax.reports import charts
+from vit_jax.reports import charts, confusion
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs import workdirs
 from vit_jax.types import PathLike, UserError, kind_of
@@ -55,6 +55,13 @@ def write_at_end(workdir: PathLike) -> None:
       f'are complete. Try python -m vit_jax.tools.report {workdir}',
       file=sys.stderr,
     )
+
+
+def is_complete(workdir: PathLike) -> bool:
+  """Return whether a run has written its page, and what comes before it."""
+  found = Workdir(workdir)  # its last record is the account of the time
+  ends = found.records and 'progress' not in found.records[-1]
+  return bool(ends) and (found.path / NAME).exists()
 
 
 def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
@@ -354,6 +361,8 @@ def _confusion(path, rows):
   """Return the figure of confusion-NAME.csv and the most confused classes."""
   (_, *labels), *rows = rows
   matrix = np.array([row[1:] for row in rows], np.int64)
+  if not (figure := path.with_suffix('.png')).exists():  # a run was killed
+    confusion.draw(matrix, labels, figure, title=path.stem.partition('-')[2])
   errors = matrix * ~np.eye(len(matrix), dtype=bool)
   order = np.argsort(-errors, axis=None, kind='stable')[:12]
   pairs = [
@@ -361,7 +370,7 @@ def _confusion(path, rows):
     for i, j in zip(*np.unravel_index(order, errors.shape))
     if (count := errors[i, j])
   ]
-  return {'figure': _encoded(path.with_suffix('.png')), 'pairs': pairs}
+  return {'figure': _encoded(figure), 'pairs': pairs}
 
 
 def _mistakes(path, rows):

@@ -108,6 +108,12 @@ class Checkpointer:
       )
       policies.append(best)
     self.directory = epath.Path(workdir).absolute() / 'checkpoints'
+    if odd := sorted({*'*?[]\\'} & {*str(self.directory)}):
+      raise UserError(
+        f'--workdir={workdir}: Orbax cannot read checkpoints back from a path '
+        f'with {" ".join(odd)}. Use another name. docs/faults.md rescues a run '
+        'that has such a path.'
+      )
     self.directory.mkdir(parents=True, exist_ok=True)  # raises for a file
     self._manager = ocp.CheckpointManager(
       self.directory,
