@@ -177,10 +177,10 @@ def test_a_run_resumes_and_extends(tmp_path, capsys):
   with pytest.raises(ChangedRunError, match='seed: 0 -> 1'):
     run(parts, seed=1, **options)
   anything = Provenance(allow_changes=['data', 'total_steps'])
-  with pytest.raises(ValueError, match='step 6 .* ends at step 5'):
+  with pytest.raises(ValueError, match=r'step 6 .* ends at step 5'):
     run(parts, total=steps(5), provenance=anything, **options)
   options['data'] = dataclasses.replace(data, batch_size=8)
-  with pytest.raises(ValueError, match='step 6 .* 96 images, .* have 8 now'):
+  with pytest.raises(ValueError, match=r'step 6 .* 96 images, .* have 8 now'):
     run(parts, provenance=anything, **options)
 
 
