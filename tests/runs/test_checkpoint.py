@@ -62,7 +62,7 @@ def names_in(workdir):
   return sorted(p.name for p in (workdir / 'checkpoints').iterdir())
 
 
-ODD = ''' !"#$%&'()+,-:;<=>@^`{|}~\t\né'''  # in names that a shell allows
+ODD = """ !"#$%&'()+,-:;<=>@^`{|}~\t\né"""  # in names that a shell allows
 
 
 @pytest.mark.parametrize('odd', '*?[]\\')
