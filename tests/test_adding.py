@@ -250,7 +250,7 @@ def test_look(run, folder):
   out = folder / f'look_{model}'
   given = f'--weights={workdir}', '--trust=mine', f'--output={out}'
   status = call(look, *given, '--figure=rollout', folder / 'dark.png')
-  assert (out / 'rollout.png').exists() == (model == 'vit')
+  assert (out / 'rollout.jpg').exists() == (model == 'vit')
   assert status == 0 or 'cannot draw' in status
 
 

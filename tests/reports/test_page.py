@@ -141,13 +141,13 @@ def test_a_run(folder):
   shown, said = file.read_text(), text_of(file)
   for expected in (
     'Training run of the study my study · finished · last record 2026-01-02',
-    'val accuracy 91.67% [89.67%, 93.67%]',
+    'val accuracy 91.67% [89.67%, 93.67%] n = 768',
     'Images per second 100 ',
     'Steps 100 of 100',
     'Wall time 0:00:12',
     'accuracy 91.67% [89.67%, 93.67%]',
     'loss 0.22',
-    'num_examples 768',
+    'num examples 768',
     'Single draws and classes',
     'steps 0:00:10 83.3%',
     'seed 0 1',
@@ -164,6 +164,7 @@ def test_a_run(folder):
   # Rows 1, 2, 4, 5, ... are wrong; large images are JPEGs.
   assert shown.count('image/jpeg;') == shown.count('image/png;') - 1 == 4
   assert 'alt="confusion matrix of val"' in shown
+  assert '<code>&lt;/script' in shown  # names of files, to copy
 
 
 def test_a_study(folder):
@@ -304,7 +305,7 @@ def test_an_error_does_not_fail_the_run(tmp_path, capsys, monkeypatch):
 def test_charts_have_a_line_for_each_split():
   loss, accuracy, lr, speed = charts.of_run(training(), KINDS)
   assert [x['title'] for x in (loss, accuracy, lr, speed)] == [
-    *('loss', 'accuracy (%)', 'lr', 'images_per_s')
+    *('loss', 'accuracy (%)', 'learning rate', 'images per second')
   ]
   assert [x['group'] for x in (loss, lr, speed)] == [
     *('Results', 'Optimizer', 'Speed and memory')
@@ -320,12 +321,14 @@ def test_charts_have_a_line_for_each_split():
   assert [x['title'] for x in others] == ['val/accuracy (%)', 'val/loss']
   wide = [{'step': i, 'train/loss': 10.0**-i} for i in range(5)]
   assert charts.of_run(wide, KINDS)[0]['log']
-  paths = [f'train/probes/n/grads/{x}/kernel' for x in ('block_0/fc1', 'head')]
+  ends = 'block_0/fc1', 'block_1/fc1', 'embedding', 'head'
+  paths = [f'train/probes/n/grads/{x}/kernel' for x in ends]
   probed = [{'step': i, **dict.fromkeys(paths, 1.0)} for i in (1, 2)]
   found = charts.of_run(probed, OF_A_RUN)
-  title = 'n/grads/head/kernel'
-  lines = [(x['title'], *x['lines']) for x in found]
-  assert lines == [('n/grads/fc1/kernel', 'block_0'), (title, title)]
+  assert [(x['title'], *x['lines']) for x in found] == [
+    ('n/grads/fc1/kernel', 'block_0', 'block_1'),
+    ('n', 'grads/embedding/kernel', 'grads/head/kernel'),
+  ]
 
 
 def test_seeds_are_a_mean_and_a_band():

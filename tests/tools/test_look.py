@@ -168,13 +168,18 @@ def test_command(
   told = told.split()
   names = ['filters', 'positions', 'maps-1', 'rollout', 'rollout-2']
   names += ['distance', 'tsne', 'norms', 'pca', 'similarity']
-  assert told == [f'{tmp_path}/out/new/{name}.png' for name in names]
+  jpg = {'maps-1', 'rollout', 'rollout-2', 'pca', 'similarity'}
+  endings = ['jpg' if x in jpg else 'png' for x in names]
+  folder = f'{tmp_path}/out/new'
+  assert told == [f'{folder}/{n}.{end}' for n, end in zip(names, endings)]
   for path in told:
     with Image.open(path) as image:
       assert min(image.size) > 100
       assert np.asarray(image.convert('L')).std() > 1
   saved = {n: load(tmp_path / 'out/new' / f'{n}.npz') for n in names}
   looks = list(arrays.look_at(weights, paths))
+  best = looks[0]['probabilities'].max()
+  assert arrays.in_words(weights, looks[0]).endswith(f' {best:.0%}')
   wanted = np.stack([look['rollout'] for look in looks])
   for name, part in (('rollout', slice(6)), ('rollout-2', slice(6, None))):
     np.testing.assert_allclose(saved[name]['rollout'], wanted[part], atol=1e-6)
@@ -197,7 +202,7 @@ def test_command(
   assert saved['tsne']['points'].shape == (5, 2)
   assert saved['tsne']['paths'].tolist() == [paths[i] for i in (0, 2, 5, 7, 10)]
   assert saved['tsne']['classes'].tolist() == list('aaabb')
-  assert (tmp_path / 'out/new/norms-maps.png').exists()
+  assert (tmp_path / 'out/new/norms-maps.jpg').exists()
   for i, path in enumerate(paths):
     wanted = np.linalg.norm(expected[path]['block_1'], axis=-1)
     np.testing.assert_allclose(saved['norms']['norms'][i, 1], wanted, atol=1e-4)

@@ -12,6 +12,7 @@ from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
 from vit_jax.models.vit import grid_of
 from vit_jax.objectives import classification
 from vit_jax.reports.confusion import Predictions
+from vit_jax.reports.results import wilson
 from vit_jax.types import (
   ACCURACY,
   DETAIL,
@@ -160,7 +161,7 @@ class Classification(SplitEvaluator):
     found['ece'] = calibration_error(columns['confidence'], columns['accuracy'])
     for name in _RATES:
       if self.intervals and name in columns:
-        low, high = wilson(columns[name])
+        low, high = wilson(found[name], len(columns[name]))
         found |= {f'{name}_low': low, f'{name}_high': high}
     classes = np.arange(self.model.num_classes)[self._classes]
     self.predictions = Predictions(
@@ -201,12 +202,3 @@ def calibration_error(
   index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
   gaps = np.bincount(index, hit - confidence, bins)
   return float(np.abs(gaps).sum() / len(confidence))
-
-
-def wilson(hits: np.ndarray) -> tuple[float, float]:
-  """Return (low, high), the 95% Wilson score interval of mean(hits)."""
-  import scipy.stats  # takes half a second
-
-  test = scipy.stats.binomtest(int(np.sum(hits)), len(hits))
-  low, high = test.proportion_ci(0.95, method='wilson')
-  return float(low), float(high)

@@ -7,9 +7,10 @@ import numpy as np
 
 from vit_jax.data.sources.tables import say_once, some
 from vit_jax.data.subsets import Source
-from vit_jax.evals.classification import BOUND, wilson
+from vit_jax.evals.classification import BOUND
 from vit_jax.evals.collect import COUNTS, Collector, OutputEvaluator
 from vit_jax.reports import vectors
+from vit_jax.reports.results import wilson
 from vit_jax.types import ACCURACY, DETAIL, LOSS, RATE, Kinds, Params
 
 _OF_EACH = ('average_precision', 'auc', 'f1', 'tuned_f1', 'threshold')
@@ -92,8 +93,9 @@ class MultiLabel(OutputEvaluator):
       micro = metrics.f1_score(labels[known], (p >= of_label)[known])
       results[f'{metric}_micro'] = float(micro)
     right = (((p >= 0.5) == labels) | ~known).all(axis=1)
-    results |= {'exact_match': float(right.mean())}
-    results['exact_match_low'], results['exact_match_high'] = wilson(right)
+    results['exact_match'] = exact = float(right.mean())
+    ends = wilson(exact, len(right))
+    results['exact_match_low'], results['exact_match_high'] = ends
     logits = columns['outputs'].astype(np.float64)
     losses = np.where(known, np.logaddexp(0, logits) - labels * logits, 0)
     results['loss'] = float(losses.sum(axis=1).mean())

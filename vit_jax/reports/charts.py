@@ -14,6 +14,16 @@ from vit_jax.types import Kind, Kinds, kind_of
 _GROUPS = 'Results', 'Optimizer', 'Layers', 'Speed and memory'  # in this order
 _POINTS = 40_000  # of a chart, at most
 POINTS = 1000  # of a line, at most; more than its pixels
+WORDS = {  # for metrics whose names are not words
+  'data_wait': 'waiting for data',
+  'ece': 'calibration error',
+  'grad_norm': 'gradient norm',
+  'images_per_s': 'images per second',
+  'lr': 'learning rate',
+  'memory_gb': 'memory (GB)',
+  'mfu': 'MFU',
+}
+_LAYER = r'((?:block|unit)_?\d+)/'  # folder of a parameter
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -25,8 +35,11 @@ def of_run(records: Records, kinds: Kinds) -> list[dict[str, Any]]:
   for name, kind, curve in _drawn(records, kinds):
     split, _, stem = name.rpartition('/')
     if kind.group == 'Layers':  # a line for each layer
-      split = ''.join(re.findall(r'block_\d+', name))
-      stem = re.sub(r'^train/probes/|block_\d+/', '', name)
+      path = name.removeprefix('train/probes/')
+      layers = re.findall(_LAYER, path)
+      split, stem = '/'.join(layers), re.sub(_LAYER, '', path)
+      if not layers:  # one chart of what occurs once
+        stem, split = path.partition('/')[::2]
     found[stem][split or stem] = [curve]
     known.setdefault(stem, kind)
   return _charts(found, known)
@@ -89,7 +102,7 @@ def _charts(lines_of, kinds):
       drawn[name] = tuple(x[places].tolist() for x in shown)
     values = [y for _, found, *_ in drawn.values() for y in found]
     is_log = bool(values) and 0 < 1000 * min(values) < max(values)
-    title += ' (%)' if kind.unit == '%' else ''
+    title = WORDS.get(title, title) + ' (%)' * (kind.unit == '%')
     chart = {'title': title, 'group': kind.group, 'log': is_log}
     made.append(chart | {'lines': drawn})
   return sorted(made, key=lambda chart: _GROUPS.index(chart['group']))

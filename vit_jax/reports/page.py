@@ -24,6 +24,7 @@ from vit_jax import config as configs
 from vit_jax.io.files import write_atomically
 from vit_jax.io.terminal import duration
 from vit_jax.reports import charts, confusion
+from vit_jax.reports.results import wilson
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs import workdirs
 from vit_jax.types import PathLike, UserError, kind_of
@@ -248,7 +249,8 @@ def _study(study):
 def _readable(metric):
   """Return the name of a metric in words."""
   words = re.sub(r'(\d)shot', r'\1-shot', metric.replace('/fewshot/', ' '))
-  return re.sub('[/_]', ' ', words)
+  *split, name = words.split('/')
+  return re.sub('[/_]', ' ', ' '.join([*split, charts.WORDS.get(name, name)]))
 
 
 def _table_of(runs):
@@ -301,10 +303,11 @@ def _as_json(rows):
 def _tiles(run):
   """Return [(name, value, note)]: results first, then size and speed."""
   last = run.last
-  found = [
-    (_readable(name), _metric(name, run), _interval(name, run))
-    for name in _main_metrics(run)[:4]
-  ]
+  found = []
+  for name in _main_metrics(run)[:4]:
+    count = last.get(_count(name))
+    note = _interval(name, run) + (f' n = {count:,}' if count else '')
+    found.append((_readable(name), _metric(name, run), note))
   of = f'of {run.total_steps:,}' if run.total_steps else ''
   found.append(('Steps', f'{run.step:,}', of))
   if run.seconds:
@@ -320,11 +323,20 @@ def _tiles(run):
 
 def _interval(name, run):
   """Return the interval or the standard deviation of a metric; '' if none."""
+  last = dict(run.last)
+  if name.endswith('/accuracy') and (count := last.get(_count(name))):
+    ends = wilson(last[name], count)
+    last = dict(zip((f'{name}_low', f'{name}_high'), ends)) | last
   low, high, std = (
-    _metric(key, run) if (key := f'{name}_{end}') in run.last else ''
-    for end in ('low', 'high', 'std')
+    _shown(last[key], kind_of(name, run.kinds)) if key in last else ''
+    for key in (f'{name}_{end}' for end in ('low', 'high', 'std'))
   )
   return f'[{low}, {high}]' if low else std and f'± {std} (std)'
+
+
+def _count(name):
+  """Return the metric with the number of examples of a metric."""
+  return f'{name.partition("/")[0]}/num_examples'
 
 
 def _main_metrics(run):
@@ -341,7 +353,8 @@ def _evaluations(run):
     kind = kind_of(name, run.kinds)
     if metric and evaluator != 'train' and kind.group:
       parts = found.setdefault(evaluator, {'rows': [], 'details': []})
-      row = [metric, _metric(name, run), _interval(name, run)]
+      shown = _readable(metric)
+      row = [shown, _metric(name, run), _interval(name, run)]
       parts['details' if kind.detail else 'rows'].append(row)
   return found
 
@@ -400,9 +413,13 @@ def _markdown(text):
 
 
 def _metric(name, run):
-  """Return a fraction in percent, and any other metric with four digits."""
-  value = run.last[name]
-  if kind_of(name, run.kinds).unit == '%':
+  """Return a metric as text, see `_shown`."""
+  return _shown(run.last[name], kind_of(name, run.kinds))
+
+
+def _shown(value, kind):
+  """Return a fraction in percent, and any other number with four digits."""
+  if kind.unit == '%':
     return f'{100 * value:.2f}%'
   if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
     return f'{int(value):,}'

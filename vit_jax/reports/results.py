@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,14 @@ def half_width(sample: Sequence[float]) -> float:
     return 0.0
   error = np.std(sample, ddof=1) / len(sample) ** 0.5
   return float(scipy.special.stdtrit(len(sample) - 1, 0.975) * error)
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+  """Return (low, high), the Wilson score 95% interval of a share of counts."""
+  more = 1.959964**2 / count
+  middle = share + more / 2
+  half = math.sqrt(more * (share * (1 - share) + more / 4))
+  return (middle - half) / (1 + more), (middle + half) / (1 + more)
 
 
 class Results:

@@ -62,7 +62,11 @@ def parser() -> argparse.ArgumentParser:
     choices=arrays.FIGURES,
     help='may be repeated (all that can be drawn)',
   )
-  add('--format', choices=('png', 'pdf'), default='png', help='(png)')
+  add(
+    '--format',
+    choices=('png', 'jpg', 'pdf'),
+    help='(jpg for sheets of images, which need a tenth of the bytes of png)',
+  )
   add(
     '--style',
     choices=STYLES,
@@ -100,7 +104,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   names = _choose(args.figure, weights, paths)
   output = pathlib.Path(args.output).expanduser()
   output.mkdir(parents=True, exist_ok=True)
-  files = {name: output / f'{name}.{args.format}' for name in names}
+  files = {
+    name: output / f'{name}.{args.format or "jpg"}'
+    if name in figures.SHEETS
+    else output / f'{name}.{args.format or "png"}'
+    for name in names
+  }
   of_images = [name for name in names if name in arrays.OF_IMAGES]
   for name in names:
     if name not in of_images:
@@ -121,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for i, look in enumerate(looks)
   ]
   for look, name in zip(looks, arrays.classes([x['path'] for x in looks])):
-    look['class'] = name
+    look |= {'class': name, 'prediction': arrays.in_words(weights, look)}
   fewer = {
     'maps': ('--num_maps', looks[: args.num_maps]),
     'tsne': ('--num_points', arrays.sample(looks, args.num_points)),

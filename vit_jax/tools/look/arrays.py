@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -90,7 +90,8 @@ def forward_fn(
   `Pooling.token_weights`, such as the class token; 'rollout' [gh, gw]; 'heads'
   [L, h, gh, gw] of `attention.rollout_of_heads`; 'distance' [L, h] in pixels;
   'features' [D], the input of the head, for 'tsne'; 'norms' [L, N] of tokens
-  after each layer; 'patches' [gh, gw, D] after the final norm.
+  after each layer; 'patches' [gh, gw, D] after the final norm; and what
+  `predict` returns of a model with a head.
   """
   with_attention = {*figures} - {'tsne', *OF_PATCHES}
   options = {'maps': (-1,)} if {'pca', 'similarity'} & {*figures} else {}
@@ -110,7 +111,10 @@ def forward_fn(
       mutable=['intermediates'],
       **options,
     )
-    out = {}
+    out, logits = {}, features.get('logits')
+    if logits is not None and logits.ndim == 2:
+      convert = getattr(jax.nn, weights.activation)
+      out[weights.targets.outputs] = convert(logits)
     if 'tsne' in figures:
       x = features['pre_logits'].astype(jnp.float32)
       out['features'] = x.reshape(len(x), -1, x.shape[-1]).mean(1)
@@ -142,6 +146,17 @@ def forward_fn(
     return out
 
   return forward
+
+
+def in_words(weights: Weights, look: Mapping[str, Any]) -> str:
+  """Return the prediction of an image in words; '' without a head."""
+  kind = weights.targets
+  if kind.outputs not in look:
+    return ''
+  found = kind.shown(look[kind.outputs], predict.names_of(weights), 1)
+  if not isinstance(found, str):
+    found = ', '.join(f'{name} {p:.0%}' for name, p in found.items())
+  return found
 
 
 def tsne(features: Any) -> np.ndarray:

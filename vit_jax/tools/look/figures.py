@@ -1,6 +1,6 @@
 """The figures of the tool, each with its numbers as .npz next to it.
 
-The ending of a figure's `path`, png or pdf, is its format.
+The ending of a figure's `path`, png, jpg or pdf, is its format.
 """
 
 import pathlib
@@ -18,8 +18,9 @@ from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
 
+SHEETS = 'rollout', 'pca', 'similarity', 'maps'  # of photographs
 PER_SHEET = 50  # images in a figure of rollout, norms, pca and similarity
-_PX = 256  # smaller side of the images, at least; of a few images twice as much
+_PX = 192  # smaller side of the images, at least; of a few images twice as much
 _FEW = 12
 
 Looks = Sequence[Mapping[str, Any]]  # dicts of `arrays.look_at`
@@ -162,11 +163,12 @@ def tsne(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   axes.set_aspect('equal', adjustable='datalim')
   size = float(np.clip(9000 / len(points), 5, 60))
   axes.scatter(*points.T, s=size, c=colors[labels], alpha=0.8, linewidths=0)
-  style = {'fontsize': 8, 'ha': 'center', 'va': 'center', 'parse_math': False}
-  box = {'facecolor': 'white', 'alpha': 0.6, 'linewidth': 0, 'pad': 0.5}
+  style = {'fontsize': 8, 'va': 'center', 'parse_math': False}
+  style |= {'xytext': (4, 0), 'textcoords': 'offset points'}  # beside a point
   for label, name in enumerate(names):
-    middle = np.median(points[labels == label], axis=0)
-    axes.text(*middle, pictures.shorten(name, 24), bbox=box, **style)
+    own = points[labels == label]
+    text = pictures.shorten(name, 24)
+    axes.annotate(text, own[np.argmax(own[:, 0])], **style)
   pictures.save(made, path, dpi=150, tight=True)
   _write(path, looks, points=points, classes=classes)
 
@@ -221,7 +223,9 @@ def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   maps = maps.reshape(*maps.shape[:2], *layout.grid)
   colors = np.uint8(255 * colormaps['viridis'](maps)[..., :3])
   title = f'image, norms of its patches after layers {str(chosen)[1:-1]}'
-  _sheet(weights, path.with_stem(f'{path.stem}-maps'), looks, colors, title)
+  file = path.with_stem(f'{path.stem}-maps')
+  file = file.with_suffix('.jpg') if path.suffix == '.png' else file
+  _sheet(weights, file, looks, colors, title)
 
 
 def pca(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
@@ -299,6 +303,7 @@ def finer_images(
 
 
 def _caption(look):
-  """Return the class folder, if there is one, and the file name."""
+  """Return the class folder, if there is one, file name and prediction."""
   name = pathlib.PurePosixPath(look['path']).stem
-  return ' / '.join(filter(None, (look.get('class'), name)))
+  name = ' / '.join(filter(None, (look.get('class'), name)))
+  return ': '.join(filter(None, (name, look.get('prediction'))))
