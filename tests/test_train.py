@@ -319,16 +319,16 @@ def test_a_signal_stops_after_saving(tmp_path, capsys):
   """Means over an interval with a restart are those of a run without one."""
   parts, whole = tmp_path / 'parts', tmp_path / 'whole'
   spy = functools.partial(Spy, number=signal.SIGTERM)
-  logging = Logging(every=steps(2))
+  logging = Logging(every=steps(4))
   with pytest.raises(Stopped) as stopped:
-    run(parts, evals={'spy': Evaluation(spy, steps(2))}, logging=logging)
+    run(parts, evals={'spy': Evaluation(spy, steps(4))}, logging=logging)
   assert stopped.value.code == 128 + signal.SIGTERM
-  assert workdirs.steps(parts / 'checkpoints')[-1] == 3
-  assert 'SIGTERM: saved step 3 of 6' in capsys.readouterr().out
+  assert workdirs.steps(parts / 'checkpoints')[-1] == 5
+  assert 'SIGTERM: saved step 5 of 6' in capsys.readouterr().out
   run(parts, logging=logging, provenance=Provenance(allow_changes=['evals']))
   run(whole, logging=logging)
   losses, same = (steps_of(x, of='train/loss') for x in (parts, whole))
-  assert losses == same and len(losses) == 3
+  assert losses == same and len(losses) == 2
 
 
 def test_a_trace_has_exactly_these_steps(tmp_path, capsys):

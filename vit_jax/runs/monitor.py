@@ -190,6 +190,7 @@ class Monitor:
     carried = carried or {}
     self._sums: Any = collections.Counter(carried.get('sums', {}))
     self._counts: Any = collections.Counter(carried.get('counts', {}))
+    self._before = carried.get('before', ({}, {}))  # sums, counts of a record
     self._stopwatch = stopwatch or Stopwatch()
     for phase, seconds in carried.get('seconds', {}).items():
       self._stopwatch.seconds[phase] += seconds
@@ -205,6 +206,7 @@ class Monitor:
     return {
       'sums': dict(self._sums),
       'counts': dict(self._counts),
+      'before': self._before,
       'seconds': dict(self._stopwatch.seconds),
       'cpu_seconds': self._stopwatch.cpu_seconds,
     }
@@ -305,6 +307,11 @@ class Monitor:
       self._log(step, skipped)
 
   def _log(self, step, skipped):
+    own = dict(self._sums), dict(self._counts)
+    if step % self._log_every:  # the last interval, made as long as the others
+      self._sums.update(self._before[0])
+      self._counts.update(self._before[1])
+    self._before = own
     values = {f'train/{k}': v / self._counts[k] for k, v in self._sums.items()}
     if self._learning_rate is not None:
       # The optimizer counts updates from 0.
