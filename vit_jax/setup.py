@@ -27,13 +27,7 @@ from vit_jax.step import (
   train_step,
 )
 from vit_jax.training import Change, Training
-from vit_jax.types import (
-  LossFn,
-  Model,
-  Params,
-  PathRule,
-  UserError,
-)
+from vit_jax.types import LossFn, Model, Params, PathRule, UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +61,7 @@ class Setup:
     images: shape and dtype of a batch of one float image.
     init: function rng -> TrainState.
     step: the jitted step, which donates the state that it is given.
-    shapes: shapes and shardings of the arguments of `step`: state, batch and
-      teachers.
+    shapes: of the arguments of `step` (state, batch, teachers), and shardings.
   """
 
   described: Model
@@ -90,11 +83,6 @@ class Setup:
   @property
   def num_params(self) -> int:
     return sum(x.size for x in jax.tree.leaves(self.state.params))
-
-  def load_teachers(self, mesh: Any, rules: Rules | None) -> dict[str, Any]:
-    """Return the parameters of the teachers of the objective."""
-    found = self.objective.teachers.items()
-    return {name: x.load(mesh, rules) for name, x in found}
 
   def flops_per_step(self) -> float:
     """Return the operations of a step, on all devices."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
 
 from vit_jax import config
+from vit_jax.config.values import with_tuples
 from vit_jax.data.pipeline import Data, Source
 from vit_jax.durations import Interval
 from vit_jax.evals.evaluators import Evaluator, Factory
@@ -59,8 +60,7 @@ class Variants(Protocol):
   def of_steps(self, count: int, seed: int, /) -> Any:
     """Return the index of the variant in each step, uint8 [count].
 
-    It depends on the arguments only, so that all hosts and a run that resumes
-    agree.
+    It depends on the arguments only: hosts and runs that resume agree.
     """
 
 
@@ -121,16 +121,10 @@ class Training:
     def call(fn):
       if (name := config.full_name(fn.func)) not in known:
         known[name] = fn(source=source() if source else self.data.source)
-      return _as_tuples(known[name])
+      return with_tuples(known[name])
 
     parts = {
       name: config.supply(getattr(self, name), 'source', call)
       for name in ('model', 'objective')
     }
     return dataclasses.replace(self, **parts)
-
-
-def _as_tuples(value):
-  return (
-    tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
-  )

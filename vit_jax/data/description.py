@@ -62,13 +62,9 @@ class Description:
     look: list[str] = []
     if labels is not None:
       kind = targets_of(source, labels.ndim > 1)
-      names = getattr(source, 'class_names', None)
-      names = [*map(str, names or range(_width(source, labels)))]
-      head, (rows, look) = kind.heading, kind.statistics(names, labels)
-      ending = ('es' if head[0] == 'class' else 's') * (len(rows) != 1)
-      words = [kind.words(*row) for row in rows]
-      counts = [0 if head[0] == 'number' else row[1] for row in rows]
-      summary = f'{len(rows)} {head[0]}{ending}: {_shortened(words, counts)}'
+      found = kind.statistics(names_of(source, labels), labels)
+      head, (rows, look) = kind.heading, found
+      summary = _summary(kind, rows)
     if train is not None and head == train.head and head[:1] != ('number',):
       look += _differences(rows, train.rows)
     return cls(
@@ -97,9 +93,13 @@ def targets_of(source: Source, is_vector: bool) -> Targets:
   return Labels() if is_vector and isinstance(found, Classes) else found
 
 
-def _width(source, labels):
+def names_of(source: Source, labels: Any) -> list[str]:
+  """Return the names of the classes or columns of labels [n] or [n, K]."""
+  if names := getattr(source, 'class_names', None):
+    return [*map(str, names)]
   known = getattr(source, 'num_classes', None)
-  return labels.shape[1] if labels.ndim > 1 else known or labels.max() + 1
+  count = labels.shape[1] if labels.ndim > 1 else known or labels.max() + 1
+  return [*map(str, range(count))]
 
 
 def _labels(source):
@@ -112,15 +112,16 @@ def _labels(source):
   return subsets.labels(source) if len(source) <= _MOST_READ else None
 
 
-def _shortened(words, counts):
-  """Return words in a line; of many those of the largest and the smallest."""
-  if len(words) <= _FEW:
-    return ', '.join(words)
-  order = np.argsort([-x for x in counts], kind='stable').tolist()
-  first, last = order[: _FEW // 2], order[-_FEW // 2 :]
-  return ', '.join(
-    [words[i] for i in first] + ['...'] + [words[i] for i in last]
-  )
+def _summary(kind, rows):
+  """Return rows in a line; of many those of the largest and the smallest."""
+  word, many = kind.heading[0], len(rows) > _FEW
+  ending = ('es' if word == 'class' else 's') * (len(rows) != 1)
+  if many and word != 'number':
+    rows = sorted(rows, key=lambda row: -row[1])
+  words = [kind.words(*row) for row in rows]
+  if many:
+    words[_FEW // 2 : -_FEW // 2] = ['...']
+  return f'{len(rows)} {word}{ending}: {", ".join(words)}'
 
 
 def _differences(rows, train):
@@ -137,24 +138,21 @@ def _differences(rows, train):
 def _sizes(source):
   """Return the sizes of a sample of the images in words."""
   places = np.linspace(0, len(source) - 1, min(len(source), _SAMPLE))
-  found = collections.Counter()
+  found, unreadable = collections.Counter(), 0
   for index in map(int, places):
     try:
       found[_size(source[index]['image'])] += 1
     except (OSError, ValueError):
-      found['unreadable'] += 1
-  sizes = [x for x in found if x != 'unreadable']
-  if not sizes:
+      unreadable += 1
+  if not found:
     return 'no image could be read'
   of = 'all' if len(places) == len(source) else f'{len(places)} looked at'
-  bad = f', {found["unreadable"]} unreadable' if found['unreadable'] else ''
-  if len(sizes) == 1:
-    return f'size {sizes[0][0]}x{sizes[0][1]} ({of}{bad})'
-  (w, h), least, most = found.most_common(1)[0][0], min(sizes), max(sizes)
-  return (
-    f'sizes {least[0]}x{least[1]} to {most[0]}x{most[1]}, most often {w}x{h}'
-    f' ({of}{bad})'
-  )
+  of += f', {unreadable} unreadable' * bool(unreadable)
+  sizes = min(found), max(found), found.most_common(1)[0][0]
+  least, most, usual = (f'{width}x{height}' for width, height in sizes)
+  if len(found) == 1:
+    return f'size {usual} ({of})'
+  return f'sizes {least} to {most}, most often {usual} ({of})'
 
 
 def _size(image):
@@ -170,20 +168,19 @@ def copies(one: Source, two: Source) -> list[str]:
   count, begin = len(one) + len(two), time.monotonic()
   if count > _MOST_COMPARED:
     return [f'copies were not looked for in {count:,} images']
-  sizes = [_bytes_of(x) for x in (one, two)]
-  if None not in sizes:
-    shared = {*sizes[0]} & {*sizes[1]}
-    rows = [[i for i, n in enumerate(x) if n in shared] for x in sizes]
-  else:
-    rows = [range(len(one)), range(len(two))]
-  here: dict[Any, int] = {}
-  there: dict[Any, int] = {}
-  for source, found, digests in (one, rows[0], here), (two, rows[1], there):
-    for i in found:
-      digests[_digest(source, i)] = i
+  sources = one, two
+  sizes: Any = [_bytes_of(x) for x in sources]
+  if None in sizes:
+    sizes = [[0] * len(x) for x in sources]
+  shared, digests = {*sizes[0]} & {*sizes[1]}, []
+  for source, own in zip(sources, sizes):
+    digests.append(dict[Any, int]())
+    for i in (i for i, size in enumerate(own) if size in shared):
+      digests[-1][_digest(source, i)] = i
       if time.monotonic() - begin > _SECONDS:
         return ['copies were not looked for in all images, which takes long']
-  both = [here[x] for x in here if x in there and x is not None]
+  here, there = digests
+  both = [here[x] for x in here.keys() & there.keys() - {None}]
   if not both:
     return []
   names = [os.path.basename(subsets.describe(one, i)) for i in sorted(both)]

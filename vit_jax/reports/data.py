@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.data.description import Description, copies, targets_of
+from vit_jax.data.description import Description, copies, names_of, targets_of
 from vit_jax.data.pipeline import Data
 from vit_jax.data.sources.tables import some
 from vit_jax.data.subsets import Unlabelled, View
@@ -40,12 +40,9 @@ class Shown:
     """Return the data of a run, after it has printed what they are."""
     found = {k: getattr(x, 'data', None) for k, x in evaluators.items()}
     shown = cls(data, {k: x for k, x in found.items() if isinstance(x, Data)})
-    groups: dict[str, frozenset[str]] = {
-      name: getattr(each.source, 'groups', frozenset())
-      for name, each in {TRAIN: data, **shown.others}.items()
-    }
-    for name in shown.others:
-      if both := groups[TRAIN] & groups[name]:
+    own: Any = getattr(data.source, 'groups', frozenset())
+    for name, other in shown.others.items():
+      if both := own & getattr(other.source, 'groups', frozenset()):
         raise UserError(
           f'evals.{name}: groups of group_key are also in the training '
           f"{some(sorted(both))}. Use slices of all images, such as '[90%:]'."
@@ -70,17 +67,9 @@ class Shown:
     return found
 
   def write(
-    self,
-    step: int,
-    workdir: PathLike,
-    objective: Any,
-    batch: Any,
-    rng: Any,
-    mesh: Any,
+    self, workdir: PathLike, objective: Any, batch: Any, rng: Any, mesh: Any
   ) -> None:
-    """Write data.json and the page in step 1, with images of its batch."""
-    if step > 1:
-      return
+    """Write data.json and the page, with images of the batch of step 1."""
 
     def first(batch, rng):
       rng = jax.random.fold_in(jax.random.fold_in(rng, 0), 2**32 - 1)
@@ -115,15 +104,13 @@ def _images(batch, source):
   kept = batch.get('mask', np.ones(len(batch['label']), bool))
   images = [x.reshape(-1, *x.shape[-3:])[0] for x in batch['image'][kept]]
   images = [np.clip(np.round(x), 0, 255).astype(np.uint8) for x in images]
-  captions = (_caption(source, x) for x in batch['label'][kept])
+  captions = _captions(source, batch['label'][kept])
   return [*zip(map(thumbnail, images), captions)]
 
 
-def _caption(source, label):
-  """Return a label in words; '' of a source without labels."""
-  if isinstance(source, Unlabelled):
-    return ''
-  names = getattr(source, 'class_names', None)
-  if names is None:
-    names = range(len(label) if np.ndim(label) else int(label) + 1)
-  return targets_of(source, np.ndim(label) > 0).caption(names, label)
+def _captions(source, labels):
+  """Return labels in words; '' of a source without labels."""
+  if isinstance(source, Unlabelled) or not len(labels):
+    return [''] * len(labels)
+  kind, names = targets_of(source, labels.ndim > 1), names_of(source, labels)
+  return [kind.caption(names, x) for x in labels]
