@@ -57,10 +57,7 @@ class Timeline:
   total_steps: int | None = None  # needed for durations in 'fraction'
 
   def steps(self, duration: Duration | None) -> int:
-    """Return the duration in steps, rounded down; 0 for None.
-
-    A duration above 0 lasts at least one step.
-    """
+    """Return steps, rounded down, but at least 1 if above 0; 0 for None."""
     if duration is None:
       return 0
     value = duration.value

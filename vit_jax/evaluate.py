@@ -57,8 +57,7 @@ def evaluate(
 ) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
 
-  Return {'EVALUATOR/METRIC': value}. For classifiers, also write the files of
-  reports/confusion.py.
+  Return {'EVALUATOR/METRIC': value}. Predictions are files, see worst.py.
 
   Args:
     workdir: folder for the results.
@@ -124,10 +123,8 @@ def evaluate(
     results = evaluators_lib.run(evaluators, params, step)
   stopwatch.lap('evals')
   written = worst.write_all(workdir, evaluators, class_names=class_names)
-  kinds = evaluators_lib.kinds(evaluators)
-  writer = Writer(
-    workdir, writers=writers, config=provenance.config, kinds=kinds
-  )
+  kinds, config = evaluators_lib.kinds(evaluators), provenance.config
+  writer = Writer(workdir, writers=writers, config=config, kinds=kinds)
   with contextlib.closing(writer):
     writer.write(step, results | stopwatch.record())
   rows = [(name, str(round(value, 4))) for name, value in results.items()]

@@ -32,8 +32,7 @@ _CONFIG = flags.DEFINE_string(
   'config',
   None,
   'File with get_config([argument]), or vit_jax:NAME for a config of this '
-  'project; FILE:ARGUMENT passes an argument. --config.KEY=VALUE changes a '
-  'value.',
+  'project; FILE:ARGUMENT passes one. --config.KEY=VALUE changes a value.',
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Directory of the run; local or gs://...'
@@ -58,16 +57,14 @@ _DISTRIBUTED = flags.DEFINE_bool(
 _COORDINATOR = flags.DEFINE_string(
   'coordinator_address', None, 'With --distributed: HOST:PORT of process 0.'
 )
-_NUM_PROCESSES = flags.DEFINE_integer(
+_PROCESSES = flags.DEFINE_integer(
   'num_processes', None, 'With --distributed: number of processes.'
 )
 _PROCESS_ID = flags.DEFINE_integer(
   'process_id', None, 'With --distributed: number of this process, from 0.'
 )
 _MEMBER = flags.DEFINE_string(
-  'study_member',
-  None,
-  'For a study: name or number of the only run to do, for job arrays.',
+  'study_member', None, 'For a study: name or number of the only run to do.'
 )
 _REPORT = flags.DEFINE_bool(
   'study_report', False, 'For a study: report finished runs, and run nothing.'
@@ -107,9 +104,7 @@ def main(argv: Sequence[str]) -> None:
       print(*config.settings(call), sep='\n')
       return
     if _DISTRIBUTED.value:
-      hosts.initialize(
-        _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-      )
+      hosts.initialize(_COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
   workdir = os.path.expanduser(str(_WORKDIR.value))
   with terminal.one_message():
     if _DISTRIBUTED.value:

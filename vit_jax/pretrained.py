@@ -61,8 +61,7 @@ def load(
   Args:
     path: file or folder, local or remote, see weights/formats.py.
     image_size, num_classes: to use the model with, see `fit`.
-    report: called with a text that lists what was read, left out, resized and
-      newly initialised; None: no report.
+    report: called with the changes of the parameters in words; or None.
     **options: more arguments of `fit` (patch_size, in_chans, ...) and
       `formats.read` (step, ema, trust, grid, prefix); and fields of the model,
       for what the file does not contain (num_heads, 'block.mlp', ...) or how to
@@ -93,9 +92,8 @@ def fit(
 
   Args:
     image_size: int or (H, W); position tables and transforms are resized, too.
-    num_classes: None: the head of the weights. Another number: a new head of
-      zeros, without the tanh layer before it, as in the paper's fine-tuning.
-      0: no head.
+    num_classes: None: the head of the weights; 0: none. Another number: a new
+      head of zeros, without a tanh layer, as in the paper's fine-tuning.
     patch_size: int or (height, width) that patches are resized to, as by timm;
       those of models/flexi.py then have this size only.
     in_chans: number of image channels.

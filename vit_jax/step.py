@@ -100,11 +100,9 @@ class Objective:
   `name: T = dataclasses.field()`.
 
   Attributes:
-    activation: converts logits to predictions: 'softmax', 'sigmoid' or, for
-      numbers, 'identity'.
+    activation: from logits to predictions: 'softmax', 'sigmoid' or 'identity'.
     whole_batch: whether the loss is not a mean over micro-batches.
-    teachers: objectives.frozen_teacher.FrozenModels by name, whose parameters
-      are an argument of the step.
+    teachers: FrozenModels by name, whose parameters are passed to the step.
     ema_weight: function step -> weight of the EMA, see optim.schedules.Ema;
       None: the run decides whether there is an EMA.
     terms: what a config adds to its loss, see OfFeatures.
@@ -258,8 +256,7 @@ def train_step(
     probes: see probes.py; what they return is metrics['probes'].
 
   Returns:
-    (TrainState, {name: scalar}); 'grad_norm' is the global norm of all
-    gradients before clipping.
+    (TrainState, {name: scalar}); 'grad_norm' is the norm before clipping.
   """
   objective = as_objective(loss_fn)
   rng = jax.random.fold_in(state.rng, state.step)

@@ -3,9 +3,8 @@
 A leaf's path joins its keys with '/': 'block_0/attn/query/kernel'. A rule is a
 regular expression that must match the whole path (`re.fullmatch`).
 
-Layers of one shape come in two forms: 'block_0/...', 'block_1/...' where the
-model is unrolled, and 'blocks/...' with a leading layer dimension where it is
-scanned.
+Layers of one shape come in two forms: unrolled, 'block_0/...', 'block_1/...';
+or scanned, 'blocks/...' with a leading layer dimension.
 """
 
 import functools
@@ -25,8 +24,7 @@ _path = functools.partial(jax.tree_util.keystr, simple=True, separator='/')
 
 def flatten(tree: PyTree) -> dict[str, Any]:
   """Return {path: leaf} of any pytree, in its order."""
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {_path(key_path): leaf for key_path, leaf in leaves}
+  return {_path(path): x for path, x in jax.tree.leaves_with_path(tree)}
 
 
 def unflatten(flat: FlatParams) -> dict[str, Any]:
@@ -43,9 +41,7 @@ def unflatten(flat: FlatParams) -> dict[str, Any]:
 
 def map_with_path(fn: Callable[..., Any], tree: PyTree) -> PyTree:
   """Apply fn(path, leaf) to every leaf."""
-  return jax.tree_util.tree_map_with_path(
-    lambda key_path, leaf: fn(_path(key_path), leaf), tree
-  )
+  return jax.tree.map_with_path(lambda path, x: fn(_path(path), x), tree)
 
 
 def first_match(rules: Sequence[str], path: str) -> int | None:

@@ -37,11 +37,9 @@ class Expect:
   def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
     """Return the schema by which a config checks the argument."""
     # Models are imported on machines that have jax, flax and optax only.
-    from pydantic_core import core_schema
+    from pydantic_core.core_schema import no_info_after_validator_function
 
-    return core_schema.no_info_after_validator_function(
-      self._checked, handler(source)
-    )
+    return no_info_after_validator_function(self._checked, handler(source))
 
   def _checked(self, value):
     if not self.holds(value):
@@ -77,21 +75,12 @@ Fraction = Annotated[float, Expect(lambda x: 0 <= x <= 1, 'in [0, 1]')]
 Share = Annotated[float, Expect(lambda x: 0 < x <= 1, 'in (0, 1]')]
 Between = Annotated[float, Expect(lambda x: 0 < x < 1, 'in (0, 1)')]
 Rate = Annotated[float, Expect(lambda x: 0 <= x < 1, 'in [0, 1)')]
-# A larger one is a mistake: no rule of optax trains with it, and updates of
-# parameters of size 1 overflow.
-LearningRate = Annotated[
-  float, Expect(lambda x: 0 <= x <= 1e4, 'between 0 and 10000')
-]
-Seed = Annotated[
-  int, Expect(lambda n: 0 <= n < 2**64, 'between 0 and 2**64 - 1')
-]
+# No rule of optax trains with a larger one: updates overflow.
+LearningRate = Annotated[float, Expect(lambda x: 0 <= x <= 1e4, 'in [0, 1e4]')]
+Seed = Annotated[int, Expect(lambda n: 0 <= n < 2**64, 'in [0, 2**64)')]
 # jax.random.key uses 32 bits: a larger seed would repeat a smaller one.
-KeySeed = Annotated[
-  int, Expect(lambda n: 0 <= n < 2**32, 'between 0 and 2**32 - 1')
-]
-Side = Annotated[  # of an image, in pixels
-  int, Expect(lambda n: 1 <= n <= 2**14, 'between 1 and 16384 pixels')
-]
+KeySeed = Annotated[int, Expect(lambda n: 0 <= n < 2**32, 'in [0, 2**32)')]
+Side = Annotated[int, Expect(lambda n: 1 <= n <= 2**14, '1 to 16384 pixels')]
 Size = Annotated[  # of a square, or (height, width)
   int | tuple[int, int],
   Expect(_are_sides, 'one integer or (height, width), 1 to 16384 pixels each'),

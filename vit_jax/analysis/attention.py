@@ -12,7 +12,7 @@ class token and registers. All softmaxes are float32. Under jit only the
 [B, h, N, N] of one layer is in memory at a time, because layers are in a loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,7 @@ import numpy as np
 from vit_jax.types import Array, Params, UserError
 
 
-def recorded(
-  intermediates: Params,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+def recorded(intermediates: Params) -> tuple[Array, Array, Array | None]:
   """Return what the encoder layers recorded about attention, first to last.
 
   `intermediates` is the collection that apply with mutable=['intermediates']
@@ -55,9 +53,7 @@ def weights(q: Array, k: Array, added: Array | None = None) -> jax.Array:
 
   q is [B, Q, h, d], k [B, N, h, d], and added [B, h, Q, N] or None.
   """
-  scores = jnp.einsum(
-    'bqhd,bnhd->bhqn', q, k, preferred_element_type=jnp.float32
-  )
+  scores = jnp.einsum('bqhd,bnhd->bhqn', q, k, preferred_element_type='float32')
   if added is not None:
     scores = scores + added
   return jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
@@ -121,9 +117,7 @@ def rollout_of_heads(
   return jnp.swapaxes(found, 0, 1)
 
 
-def cell_distances(
-  grid: tuple[int, int], cell_px: tuple[int, int]
-) -> np.ndarray:
+def cell_distances(grid: Sequence[int], cell_px: Sequence[int]) -> np.ndarray:
   """Return distances between the centres of patches: float32 [P, P].
 
   The grid is (gh, gw), and cell_px the (height, width) of a patch in pixels.
@@ -149,8 +143,7 @@ def mean_distance(
   """
   patches = len(distances)
   first = q.shape[1] - patches
-  # A softmax over patches alone scales their weights to sum to one, without a
-  # division by zero.
+  # A softmax over patches only: their weights sum to one, without a division.
   if added is not None:
     added = added[:, :, first:, first:]
   to_patches = weights(q[:, first:], k[:, first:], added)

@@ -20,10 +20,7 @@ def count(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
 
 
 def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:
-  """Return the FLOPs of model.apply on a ShapeDtypeStruct of images.
-
-  Attention counts as einsum, without what kernels add for padding.
-  """
+  """Return the FLOPs of model.apply on images; attention counts as einsum."""
   if hasattr(model, 'attention'):
     model = model.clone(attention='einsum')
   variables = jax.eval_shape(model.init, jax.random.key(0), images)

@@ -1,6 +1,5 @@
 """Conversion of a config to checked calls, and of calls to objects."""
 
-import collections.abc
 import contextlib
 import copy
 import dataclasses
@@ -276,8 +275,8 @@ class _Plan:
 
   def flat(self, cls, values, where, others):
     """Return the Call of a dataclass that has a `rest` field."""
-    field, own = rest_field_of(cls), {}
-    names = [f.name for f in dataclasses.fields(cls) if f is not field]
+    rest, own = rest_field_of(cls), {}
+    names = [f.name for f in dataclasses.fields(cls) if f is not rest]
     for key in list(values):
       if key in names or stem_of(key) in names:
         own[key] = values.pop(key)
@@ -290,9 +289,7 @@ class _Plan:
       return None
     call, hints = self.call(cls, own, where), hints_of(cls)
     also = [k for n in names for k in keys_of(n, hints.get(n))]
-    call.kwargs[field.name] = self.target(
-      values, hints[field.name], where, also
-    )
+    call.kwargs[rest.name] = self.target(values, hints[rest.name], where, also)
     return call
 
   def call(self, fn, values, where, hidden=(), also=()):
@@ -319,10 +316,8 @@ class _Plan:
       if name in kwargs:
         self.problems.append(f'{path}: {name} is set in two units. Keep one.')
         continue
-      parameter, annotation = parameters.get(name), hints.get(name, Any)
-      kwargs[name] = self.argument(
-        key, name, value, parameter, annotation, path
-      )
+      parameter, hint = parameters.get(name), hints.get(name, Any)
+      kwargs[name] = self.argument(key, name, value, parameter, hint, path)
     return Call(fn, kwargs, where, hidden)
 
   def argument(self, key, name, value, parameter, annotation, path):
@@ -469,10 +464,7 @@ def takes_partials(annotation: Any) -> bool:
   """Return whether a target that lacks arguments fits the annotation."""
   annotation = getattr(annotation, '__origin__', annotation)
   origin = typing.get_origin(annotation) or annotation
-  return annotation is Any or origin in (
-    collections.abc.Callable,
-    functools.partial,
-  )
+  return annotation is Any or origin in (Callable, functools.partial)
 
 
 def item_of(annotation: Any) -> Any:

@@ -75,10 +75,8 @@ class Collector:
 
   def __call__(self, params: Params) -> Columns:
     """Return the outputs, 'label' and 'index' of all readable examples."""
-    outs = (
-      self._fn(params, sharding.put_batch(batch, self._mesh))
-      for batch in self._batches
-    )
+    batches = (sharding.put_batch(x, self._mesh) for x in self._batches)
+    outs = (self._fn(params, batch) for batch in batches)
     rows = []
     # Dispatch the next batch before fetching one: devices never wait.
     for out, _ in itertools.pairwise(itertools.chain(outs, [None])):

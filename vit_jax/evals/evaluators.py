@@ -97,14 +97,15 @@ def by_names(factory: Any, weights: Any) -> Any:
   known = getattr(data.source, 'class_names', None)
   if not names or not known or [*known] == [*names]:
     return factory
-  parts = {k: x for k, x in given.items() if k == 'train' and x is not None}
+  changed, train = dict(given), given.get('train')
   try:
-    made = [ByNames(x, names) for x in (data.source, *parts.values())]
+    source = ByNames(data.source, names)
+    changed['data'] = dataclasses.replace(data, source=source)
+    if train is not None:
+      changed['train'] = ByNames(train, names)
   except UserError:  # of other classes, see check_class_names
     return factory
   terminal.say(f'Labels are numbered by the names of the weights: {names[:9]}')
-  changed = given | dict(zip(parts, made[1:]))
-  changed['data'] = dataclasses.replace(data, source=made[0])
   return functools.partial(factory.func, *factory.args, **changed)
 
 
@@ -144,8 +145,7 @@ def check_best_metric(metric: str | None, evaluators: Evaluators) -> None:
 def run(evaluators: Evaluators, params: Params, step: int) -> dict[str, float]:
   """Run evaluators, and return {'EVALUATOR/METRIC': int or float}.
 
-  Results that are NaN or Inf are named. The transfer guard of the training loop
-  does not apply to evaluators.
+  Results that are NaN or Inf are named. Evaluators may transfer arrays.
   """
   results = {}
   for name, evaluator in evaluators.items():

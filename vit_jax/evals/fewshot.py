@@ -114,9 +114,8 @@ class FewShot:
   def solver(self, train: Split) -> Callable[[float], Linear]:
     """Return the function l2 -> `Linear` that minimises the objective.
 
-    This is |X W - T|^2 + l2 |W|^2 with targets T of 1 for the label and -1 for
-    the other classes. One eigendecomposition of the smaller of X^T X (primal)
-    and X X^T (dual) serves all l2.
+    This is |X W - T|^2 + l2 |W|^2 with targets T of 1 for the label, else -1.
+    An eigendecomposition of X^T X (primal) or X X^T (dual) serves all l2.
     """
     x = np.asarray(train.x, np.float64)
     mean, std = moments(x)

@@ -49,13 +49,11 @@ class Frozen:
   One data set at a time is in the memory of every host.
 
   Attributes:
-    data: {name: {'train', 'test' and optionally 'val': Data}}; labels are class
-      numbers.
+    data: {name: {'train', 'test', maybe 'val': Data}}; labels: class numbers.
     readouts: {name: readout}, see the module docstring.
-    features: name of an output of `model.features`, flattened to [B, D], or the
-      mean over patches of one of a model that does not pool; or 'pixels', the
-      preprocessed images (a baseline without a model). Several are put
-      together.
+    features: one or several outputs of `model.features`, flattened to [B, D]
+      (if the model does not pool, the mean over patches); or 'pixels', the
+      preprocessed images, a baseline without a model.
     statistics: over the patches, or the places of a feature map, of outputs
       that have these (block_7, stage3). (): such outputs are flattened.
     flip: whether to average the features of an image and its mirror image.
@@ -183,10 +181,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Few:
-  """A readout of so many training examples of each class, drawn by a seed.
-
-  They are those of `data.subsets.Subset`. Smaller classes keep all.
-  """
+  """A readout of `per_class` examples of each class, as of `subsets.Subset`."""
 
   readout: Any
   per_class: Count

@@ -111,10 +111,7 @@ def _labels_and_probabilities(columns):
 
 
 def best_thresholds(labels: np.ndarray, p: np.ndarray) -> np.ndarray:
-  """Return the threshold [K] of each label with the best F1 on [N, K].
-
-  It is midway between the scores that it separates.
-  """
+  """Return thresholds [K] of the best F1 on [N, K], midway between scores."""
   from sklearn import metrics
 
   found = []

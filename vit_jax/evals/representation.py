@@ -93,10 +93,7 @@ class Representation(SplitEvaluator):
     return summarize(self.teacher.model, params, self.teacher.convert(images))
 
   def pictures(self, params: Params) -> dict[str, list[list[np.ndarray]]]:
-    """Return {title: rows of images}: patches in colours, nearest images.
-
-    `params` are those of the last run, whose features are used.
-    """
+    """Return {title: rows of images}; `params` are those of the last run."""
     x, index = self._columns['x'], self._columns['index']
     if not np.isfinite(x).all():
       return {}

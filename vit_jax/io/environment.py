@@ -31,8 +31,7 @@ def faster() -> dict[str, str]:
 def avoid_wrong_results() -> None:
   """Append OPTION to XLA_FLAGS if the installed jaxlib needs it.
 
-  XLA_FLAGS stays as it is if it names that option, with any value, or if it
-  names a file of options.
+  XLA_FLAGS stays as it is if it names that option, or a file of options.
   """
   flags = os.environ.get('XLA_FLAGS', '').strip()
   is_file = flags and not flags.startswith('-')

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import rich.console
-import rich.progress
 import rich.rule
 import rich.table
 import rich.text
+from rich.progress import MofNCompleteColumn, Progress
 
 from vit_jax.io.files import is_full
 from vit_jax.types import Kinds, UserError, kind_of
@@ -156,11 +156,8 @@ def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:
 
 
 def _bar(on, **kwargs):
-  columns = rich.progress.Progress.get_default_columns()
-  count = rich.progress.MofNCompleteColumn()
-  return rich.progress.Progress(
-    *columns, count, console=on, transient=True, **kwargs
-  )
+  columns = *Progress.get_default_columns(), MofNCompleteColumn()
+  return Progress(*columns, console=on, transient=True, **kwargs)
 
 
 def duration(seconds: float) -> datetime.timedelta:

@@ -18,7 +18,7 @@ from vit_jax.models import dense
 from vit_jax.models.dense import BlockOptions, Dense, initializer
 from vit_jax.models.pallas import attention as kernel
 from vit_jax.models.posemb import Layout, PositionEmbedding
-from vit_jax.types import UserError
+from vit_jax.types import Shape, UserError
 
 ATTENTION = 'attention'  # name of the results of attention, for remat policies
 Implementation = Literal['auto', 'xla', 'cudnn', 'einsum', 'pallas']
@@ -98,11 +98,9 @@ def attention(
 
   Args:
     q, k, v: [B, Q, h, d], and [B, N, h, d] each.
-    implementation: 'xla' and 'cudnn' are those of
-      jax.nn.dot_product_attention, 'cudnn' the fused one for NVIDIA GPUs;
-      'einsum' is the only one that can drop attention weights or add to the
-      logits; 'pallas' is the kernel for TPUs; 'auto' is `default`, or what
-      pallas/choice.py measured.
+    implementation: 'xla' and 'cudnn' (for NVIDIA GPUs) are JAX's; only 'einsum'
+      can drop attention weights or add to the logits; 'pallas' is the kernel
+      for TPUs; 'auto' is `default`, or what pallas/choice.py measured.
     dropout_rate, dropout_rng: fraction of the weights to drop, and its key.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
     lengths: int32 [B], the keys of each example, at least 1, before padding.
@@ -131,8 +129,7 @@ def attention(
     options: Any = {'implementation': implementation}
     options |= {} if lengths is None else {'key_value_seq_lengths': lengths}
     out = jax.nn.dot_product_attention(q, k, v, **options)
-  # Where the result is kept for the backward pass, heads are merged: TPUs pad
-  # the last dimension to 128.
+  # Heads are merged in what is kept: TPUs pad the last dimension to 128.
   merged = out.reshape(*out.shape[:2], -1)
   return checkpoint_name(merged, ATTENTION).reshape(out.shape)
 
@@ -174,9 +171,7 @@ def checked_cudnn(device: jax.Device, head_dim: int, dtype: str) -> str:
 BOUNDS = {'float32': 0.1, 'float16': 0.02, 'bfloat16': 0.1}
 
 
-def check(
-  name: str, shape: tuple[int, ...], dtype: Any, device: jax.Device
-) -> float:
+def check(name: str, shape: Shape, dtype: Any, device: jax.Device) -> float:
   """Return the error of an implementation and its gradient, on a device.
 
   It is the largest difference from float32 einsum, relative to the element's
@@ -250,9 +245,7 @@ def _einsum(q, k, v, dropout_rate, dropout_rng, position_logits, lengths):
   # Heads come first, by an explicit transpose: CPUs multiply contiguous
   # matrices far faster than strided ones; accelerators choose layouts anyway.
   q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-  scores = jnp.einsum(
-    'bhqd,bhnd->bhqn', q, k, preferred_element_type=jnp.float32
-  )
+  scores = jnp.einsum('bhqd,bhnd->bhqn', q, k, preferred_element_type='float32')
   if position_logits is not None:
     scores = scores + position_logits
   if lengths is not None:

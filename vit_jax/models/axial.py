@@ -20,9 +20,7 @@ from vit_jax.models.vit import Block, VisionTransformer
 from vit_jax.types import UserError
 
 
-def along(
-  axis: int, fn: Callable[[Array], Array], x: Array, grid: Grid
-) -> Array:
+def along(axis: int, fn: Callable[..., Array], x: Array, grid: Grid) -> Array:
   """Apply fn to each row (axis 1) or column (axis 0) of a grid as a sequence.
 
   `x` is [B, gh * gw, D], row by row; fn maps [lines, tokens, D] to the same.

@@ -48,10 +48,8 @@ def initializer(name: str, std: float | None = None) -> Callable[..., Any]:
 
 
 def platform() -> str:
-  """Return 'cpu', 'gpu' or 'tpu', for which a program is traced.
-
-  The devices of the mesh may be those of another machine.
-  """
+  """Return 'cpu', 'gpu' or 'tpu', for which a program is traced."""
+  # The devices of the mesh may be those of another machine.
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
 
@@ -60,9 +58,8 @@ def keep_batch_split(x: jax.Array) -> jax.Array:
   """Return x, [B, ...], constrained to stay sharded over the batch.
 
   Along 'fsdp' axes both parameters and batch are sharded, and the compiler may
-  choose to gather the whole batch instead of the parameters of one layer. Other
-  meshes need no constraint, which costs a copy: 8% of B/16's step in the TPU
-  compiler's estimate.
+  choose to gather the batch instead of the parameters of one layer. Elsewhere a
+  constraint would only cost a copy: 8% of B/16's step on TPUs (estimated).
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not any(a.startswith('fsdp') and n > 1 for a, n in mesh.shape.items()):
@@ -154,9 +151,8 @@ class Dense(nn.Module):
     x = jnp.asarray(x, self.dtype).reshape(*rows, matrix[0])
     y = matmul(x, kernel.reshape(matrix))
     # The bias is added in float32, so that its gradient is summed in float32:
-    # TPUs without bfloat16 arithmetic take several times as long otherwise. On
-    # GPUs it is rounded after it is broadcast, for the same sum, and added
-    # within the product.
+    # TPUs without bfloat16 arithmetic take several times as long otherwise. For
+    # GPUs it is rounded after it is broadcast, and added within the product.
     if self.bias:
       row = bias.reshape((1,) * (y.ndim - 1) + (-1,))
       if platform() == 'gpu':
@@ -222,8 +218,7 @@ class Gelu:
   """A linear layer and a GELU: the first half of an MLP.
 
   Attributes:
-    form: 'tanh' (the paper's code), 'exact' (PyTorch models), or 'quick',
-      x sigmoid(1.702 x) (CLIP).
+    form: 'tanh' (the paper's code), 'exact' (PyTorch) or 'quick' (CLIP).
   """
 
   form: Literal['tanh', 'exact', 'quick'] = 'tanh'
@@ -263,11 +258,9 @@ class BlockOptions:
     norm_eps: epsilon of every norm; 1e-6 in the paper's code.
     post_norm: whether a residual branch ends, not starts, with its norm.
     biases: linear layers that have a bias; 'mlp' stands for all of the MLP.
-    init_std: standard deviation of the initial kernels of attention and MLP;
-      DeiT has 0.02. None: as in INIT.
+    init_std: std of the initial kernels; 0.02 in DeiT. None: as in INIT.
     gate: whether the output of attention, before its last linear layer, is
-      multiplied by sigmoid(x W), [B, Q, D]; without a bias (timm's Eva, which
-      calls it gated_attn, has that of q).
+      multiplied by sigmoid(x W), [B, Q, D], without a bias (timm's gated_attn).
   """
 
   attention_dropout: Rate = 0.0

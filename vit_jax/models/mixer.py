@@ -47,12 +47,10 @@ class MixerBlock(nn.Module):
 class MlpMixer(vit.Classifier):
   """Images to logits.
 
-  The MLPs along the tokens make the number of patches part of the parameters:
-  a model takes images of one size only.
+  The MLPs along the tokens fix the number of patches, and so the image size.
 
   Attributes:
-    tokens_mlp_dim: hidden width of the MLPs along the tokens.
-    channels_mlp_dim: hidden width of the MLPs along the channels.
+    tokens_mlp_dim, channels_mlp_dim: hidden widths of the MLPs along these.
     mlp, norm_eps: as in BlockOptions; the others as in VisionTransformer.
   """
 

@@ -34,10 +34,8 @@ class Head:
   """Classification head: an optional tanh layer, and a linear layer.
 
   Attributes:
-    representation_size: width of the tanh layer that the paper pre-trains with
-      (section 3.1); None: no such layer.
-    bias_init: initial bias of the logits, such as -10 for a sigmoid loss over
-      many classes.
+    representation_size: width of the tanh layer (section 3.1), or None.
+    bias_init: initial bias of the logits; -10 for sigmoids of many classes.
     init_std: standard deviation of the initial kernels; None: as in INIT.
     bias: whether the linear layer has a bias; CLIP's projection has none.
   """
@@ -141,8 +139,7 @@ class Pooling:
 
   Attributes:
     class_token: whether a learned class token comes first in the sequence.
-    num_registers: number of learned tokens before the patches that pooling
-      ignores.
+    num_registers: learned tokens before the patches, which pooling ignores.
     norm: whether the final norm comes 'before' pooling (the paper) or 'after'
       it (timm's fc_norm); None: there is none.
     for_grids: whether `layout.grid` may be Grids; then padded tokens are 0.
@@ -181,18 +178,11 @@ class Pooling:
     return tokens[:, self.read(layout)]
 
   def classify(self, module: nn.Module, head: Head, x: Array) -> Features:
-    """Return the features of the head, see `Head.__call__`.
-
-    `x` is the result of `__call__`, after the final LayerNorm.
-    """
+    """Return the features of the head, of x after pooling and final norm."""
     return head(module, x)
 
   def token_weights(self, layout: Layout, intermediates: Params) -> Array:
-    """Return the weights of tokens in the representation, [B or 1, 1, N].
-
-    They sum to one; attention rollout starts from them. `intermediates` is what
-    the model recorded.
-    """
+    """Return the weights [B or 1, 1, N] of tokens in pooling, of sum 1."""
     weights = np.zeros((1, 1, layout.num_tokens), np.float32)
     weights[..., self.read(layout)] = 1
     return jnp.asarray(weights / weights.sum())
@@ -243,8 +233,7 @@ class Mean(Pooling):
   """Mean over the patches (figure 9).
 
   Attributes:
-    registers: whether it is over the registers instead, which are the eight
-      class tokens of Pixio.
+    registers: whether it is over the registers instead (Pixio's class tokens).
     unit_norm: whether the mean is normalised like tokens, but without a scale
       and a bias (timm's classifiers of DeepSeek and Qwen).
   """

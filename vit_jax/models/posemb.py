@@ -270,8 +270,7 @@ class Relative(PositionEmbedding):
   number has an embedding, which the query is multiplied with as it is with the
   key; the sum is scaled by 1 / √d. The paper leaves the rest open, and we chose
   it: each layer and each head has its own embeddings; the class token comes
-  first in the sequence, so its number is -1; registers have no number, and
-  pairs with a register get 0.
+  first, so its number is -1; pairs with a register, which has none, get 0.
 
   The table is [2 gh, gw, h, d], in which difference key - query of 0 is in row
   gh and column 0. Its first cell is for -gh * gw, from the last patch to the

@@ -114,8 +114,7 @@ def resize_parameter(
 
   Args:
     model: model that the parameter is for; its `posemb` resizes its own tables.
-    path, array, shape: path of the parameter, its value in another model, and
-      its shape in this model.
+    path, array, shape: its path, value in another model, and shape in this one.
     posemb_resize: method for position embeddings, one of METHODS.
     patch_resize: method for patches; None: their size must not differ.
     adapt_channels: whether channels of images may be summed to one, or repeated

@@ -37,10 +37,7 @@ ROOT_WIDTH = 64  # times width_factor
 
 
 class StdConv(nn.Module):
-  """Convolution with a standardised kernel, without bias.
-
-  The kernel of each output is standardised over [kh, kw, C], in float32.
-  """
+  """Convolution with a kernel standardised over [kh, kw, C], without bias."""
 
   features: int
   size: int

@@ -47,9 +47,7 @@ class Rotary(PositionEmbedding):
     learned = self.learned
     return learned.resize(name, table, shape, method) if learned else None
 
-  def table(
-    self, params: FlatParams, grid: Any, width: int
-  ) -> np.ndarray | None:
+  def table(self, params: FlatParams, grid: Any, width: int) -> Any:
     return self.learned.table(params, grid, width) if self.learned else None
 
   def shared(self, module: nn.Module, layout: Layout, train: bool) -> Array:
@@ -83,15 +81,13 @@ class RotaryAxial(Rotary):
 
   Attributes:
     temperature: 10,000 in EVA-02 and PE, 100 in RoPE-ViT.
-    order: which half comes first, that of the rows 'yx' (EVA-02) or of the
-      columns 'xy' (PE, RoPE-ViT).
+    order: which half comes first: rows, 'yx' (EVA-02); or 'xy' (PE, RoPE-ViT).
     first: position of the first row and column; PE with a class token has 1.
     reference: grid that positions are scaled to, (16, 16) in EVA-02; None:
       positions are counted.
     registers: temperature for registers, which turn as a square grid of their
       own, 100 in ViT-5; None: they do not turn.
-    pairs_axis: -1: neighbours in a head are pairs; -2: the halves of a head are
-      (DeepSeek, Qwen, MLCD).
+    pairs_axis: -1: neighbours are pairs; -2: halves are (DeepSeek, Qwen, MLCD).
     class_angles: whether the class token turns by learned angles (MLCD), the
       parameter `cls_angles` [1, r]; otherwise it does not turn.
   """

@@ -63,8 +63,7 @@ class PatchEmbedding:
 
   Attributes:
     patch_size: side of a patch in pixels, or (height, width).
-    mask_token: whether there is a learned vector that can replace patches, see
-      objectives/masked_patches.py.
+    mask_token: whether a learned vector can replace patches, see `replace`.
     init_std: standard deviation of the initial kernel; None: as in INIT.
     bias: whether the linear layer has a bias.
     norm: what a norm follows: the embedded 'patches' (AIMv2), or all 'tokens'
@@ -134,10 +133,7 @@ class PatchEmbedding:
   def replace(
     self, module: nn.Module, patches: jax.Array, sources: jax.Array | None
   ) -> jax.Array:
-    """Replace patches [B, n, D] by other patches, or by the mask vector.
-
-    `sources` is `patch_sources` of VisionTransformer.features.
-    """
+    """Replace patches [B, n, D] by others, or the mask: `patch_sources`."""
     if self.mask_token:
       mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
     if sources is None:
@@ -202,9 +198,7 @@ class Block(nn.Module):
     return drop_path(self, y, drop_rate)
 
 
-def drop_path(
-  module: nn.Module, y: jax.Array, rate: jax.Array | None
-) -> jax.Array:
+def drop_path(module: nn.Module, y: Array, rate: Array | None) -> Array:
   """Drop the output of a residual branch [B, N, D] for some examples (AugReg).
 
   `rate` is their fraction, None: 0. The branch of the others is scaled up.
@@ -257,9 +251,8 @@ class Layers:
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
 
-    `model` has `layer`, depth, stochastic_depth, scan and remat. `training`
-    says whether stochastic depth acts; `shared` and `fields` are arguments and
-    fields of all layers.
+    `model` has depth, stochastic_depth, scan and remat. `shared` and `fields`
+    are arguments and fields of all layers; in training, stochastic depth acts.
 
     Returns:
       [B, N, D] as x, and {'block_i': [B, N, D]}, empty if not per_layer.
@@ -361,11 +354,9 @@ class VisionTransformer(Classifier):
     width, depth, mlp_dim, num_heads: D, L, M and h.
     embedding: PatchEmbedding, or resnet.Hybrid.
     posemb: position embedding, a class of posemb.py; None: no positions.
-    pooling: a class of pooling.py, which also says whether there are a class
-      token and registers.
+    pooling: a class of pooling.py, also for class token and registers.
     num_classes: K; None or 0: no head.
-    dropout: rate of dropout after the position embedding, the attention output
-      and both MLP layers.
+    dropout: rate after position embedding, attention output and MLP layers.
     stochastic_depth: fraction of examples whose residual branches are dropped,
       in the last layer; grows linearly from 0 in the first layer (AugReg). Or
       those in the first and the last layer; two equal ones in DeiT III.
@@ -373,9 +364,8 @@ class VisionTransformer(Classifier):
     scan: compile one layer and loop over stacked parameters, blocks/... with a
       leading dimension L, instead of block_0/..., block_1/... This compiles
       faster and runs slower, see docs/compile.md.
-    remat: what to recompute in the backward pass to save memory: 'none';
-      'dots', all but the results of attention and of products with parameters;
-      'full', each layer.
+    remat: what backward passes recompute to save memory: 'none'; 'full', all;
+      'dots', all but the results of attention and of products with parameters.
     attention: an implementation named in attention.py.
     layers: how the layers are applied, see Layers; None: one after the other.
   """

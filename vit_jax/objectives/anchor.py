@@ -6,9 +6,8 @@ distillation. It adds
     weight * mean over pairs of patches of (x_i · x_j - y_i · y_j)^2
 
 where x are the tokens of the patches of an image, divided by their lengths, and
-y are those of the frozen start: the Gram anchoring of DINOv3 (arXiv
-2508.10104), within each image. So the patches of an image stay as alike as they
-were, and may turn together.
+y are those of the frozen start: the Gram anchoring of DINOv3 (arXiv 2508.10104)
+within each image, whose patches stay as alike as they were.
 """
 
 import dataclasses

@@ -20,11 +20,9 @@ class BlockMasks:
 
   Attributes:
     views: fraction of the views that have a mask.
-    least, most: bounds of the fraction of hidden patches in these. It is spread
-      evenly over them, so that the number of hidden patches of a batch is known
-      when the step is compiled.
-    aspect: lower bound of height over width of a block; 1 / aspect is the upper
-      bound.
+    least, most: bounds of the fraction of hidden patches in these, over which
+      it is spread evenly, so that the number in a batch never changes.
+    aspect: least height over width of a block, and least width over height.
     block: least number of patches of a block.
   """
 

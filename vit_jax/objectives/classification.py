@@ -145,8 +145,7 @@ class sigmoid_xent(CrossEntropy):
 class labels_xent(sigmoid_xent):
   """Sigmoid cross-entropy of several labels of an image.
 
-  The metric 'exact_match' is the fraction of images all of whose known labels
-  are right at a probability of 0.5.
+  The metric 'exact_match' is the fraction of images without a wrong label.
   """
 
   kinds: ClassVar[Kinds] = {'loss': LOSS, 'exact_match': RATE}
@@ -161,8 +160,7 @@ class labels_xent(sigmoid_xent):
 class squared_error(OfLogits):
   """Mean over numbers of ((output - label) / std)^2.
 
-  std is that of the training labels, which a `models.pooling.ScaledHead` has,
-  and 1 for other heads.
+  std is that of the training labels, of a `models.pooling.ScaledHead`; else 1.
   """
 
   activation = 'identity'
@@ -183,10 +181,7 @@ class squared_error(OfLogits):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class huber(squared_error):
-  """Mean of e^2 / 2, from |e| = delta on linear, of e = (output - label) / std.
-
-  Outliers count less than in `squared_error`.
-  """
+  """Mean of e^2 / 2, linear above delta, of e = |output - label| / std."""
 
   delta: Positive = 1.0
 

@@ -1,9 +1,8 @@
 """Distillation: a student learns the predictions of a teacher.
 
 `Distillation` wraps an objective of logits and labels. Teacher and student see
-the same pixels ("consistent" teaching in "Knowledge distillation: A good
-teacher is patient and consistent", Beyer et al., 2021). This includes mixup, if
-it is outside:
+the same pixels ("consistent" in "Knowledge distillation: A good teacher is
+patient and consistent", Beyer et al., 2021), also mixed ones:
 
     Mixed(objective=Distillation(objective=softmax_xent))
 
@@ -86,8 +85,7 @@ class Distillation(OfFeatures, Around, Labelled):
   paper). Its released code divides the soft loss by the number of classes, too.
 
   The metrics are those of `objective` and 'label_loss', 'teacher_loss' and
-  'agreement', the fraction of examples in which teacher and student have the
-  same most probable class.
+  'agreement', the fraction of examples with the same most probable class.
 
   Attributes:
     objective: `softmax_xent` or `sigmoid_xent`, the loss of the labels.

@@ -16,8 +16,8 @@ class EmaTeacher(Objective):
   """Base of an objective whose teacher is `context.ema`.
 
   Attributes:
-    momentum: weight of the former teacher; rises to 1 on half a cosine. 0.9995
-      is advised for batches of 256.
+    momentum: weight of the former teacher, which rises to 1 on half a cosine;
+      for batches of 256, 0.9995 is advised.
   """
 
   model: Any

@@ -20,8 +20,7 @@ def encode(
 ) -> dict[str, jax.Array]:
   """Return model.features() of images [B, H, W, C] or views [B, V, H, W, C].
 
-  Features of views are [B, V, ...]. The representation is 'pre_logits'; patches
-  are the last of 'tokens'.
+  Features of views are [B, V, ...]; 'pre_logits' is the representation.
 
   Views may be smaller than the images that the parameters are for: learned
   position embeddings are resized by the `resize_method` of the model's posemb,
@@ -48,9 +47,8 @@ def summarize(
   """Return (representation [B, D], patches [B, gh, gw, F]), both float32.
 
   `found` are the features, if they are known. The representation of a model
-  that does not pool is the mean over patches. The patches of a ResNet are the
-  cells of its last map. A model of your own that returns neither tokens nor
-  such a map has None.
+  that does not pool is the mean over patches. Patches are the last tokens, or
+  the cells of a ResNet's last map; None for a model without both.
   """
   found = encode(model, params, images) if found is None else found
   pooled, patches = found['pre_logits'], found.get('map_-1')

@@ -97,10 +97,8 @@ class Mae(Objective):
   def __call__(
     self, params: Params, batch: Batch, rng: Array, context: Context = Context()
   ) -> Outputs:
-    images = self.preprocess(batch['image'])
-    found, patches, mean, std, hidden = self._predict(
-      params, images, batch['rank'], rng
-    )
+    images, rank = self.preprocess(batch['image']), batch['rank']
+    found, patches, mean, std, hidden = self._predict(params, images, rank, rng)
     errors = (found - (patches - mean) / std) ** 2
     # Each image has the same number of hidden patches.
     loss = jnp.mean(errors.mean(_PATCH, keepdims=True), where=hidden)

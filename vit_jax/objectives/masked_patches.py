@@ -144,9 +144,7 @@ class Task:
   ratio: Share = 0.5
 
 
-def draw(
-  rng: jax.Array, num_patches: int, ratio: float
-) -> tuple[jax.Array, jax.Array]:
+def draw(rng: Array, num_patches: int, ratio: float) -> tuple[Array, Array]:
   """Return what is corrupted in one image: (bool [n], sources int32 [n]).
 
   These are which patches count in the loss, and the index of the patch whose
@@ -170,8 +168,7 @@ class MaskedPatches(Objective):
   """Objective of masked patch prediction; no labels.
 
   The model is a VisionTransformer with NoPooling, embedding.mask_token and the
-  num_classes that the target needs; with class_token if the model will be
-  fine-tuned with a class token.
+  num_classes that the target needs; with class_token if fine-tuning needs it.
   """
 
   model: Any
@@ -208,8 +205,7 @@ class MaskedPatches(Objective):
   ) -> dict[str, Any]:
     """Corrupt images, predict their patches, and compare.
 
-    Images are uint8 [B, H, W, C], keys [B]. Without `dropout_rng` the model
-    does not train.
+    Images are uint8 [B, H, W, C], keys [B]; only `dropout_rng` means training.
 
     Returns:
       metrics: {'loss', and for classes 'accuracy'}: [B], means over the

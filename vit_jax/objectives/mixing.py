@@ -45,10 +45,7 @@ from vit_jax.types import (
 
 
 class Blend(NamedTuple):
-  """Weights and box that mix an image with its partner.
-
-  Outside the box there are only the image's own pixels.
-  """
+  """Mix of an image with its partner in a box; outside it is unchanged."""
 
   share: jax.Array  # float32, of the own label; the partner's is 1 - share
   weight: jax.Array  # float32, of the own pixels in the box
@@ -135,10 +132,8 @@ class Mixed(Wrapper):
   def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
     """Add 'mixing': the partner of each example, and how they are mixed."""
     count, *size = batch['image'].shape[:3]
-    mixing = {
-      name: jnp.roll(batch[name], -(count // 2), axis=0)
-      for name in ('image', 'label')
-    }
+    roll = functools.partial(jnp.roll, shift=-(count // 2), axis=0)
+    mixing = {name: roll(batch[name]) for name in ('image', 'label')}
     blend = self.mixer(rng, tuple(size))
     mixing['blend'] = jax.tree.map(
       lambda x: jnp.broadcast_to(x, (count, *x.shape)), blend

@@ -4,8 +4,7 @@ A rule is a function (learning_rate, *, mask, ...) -> optax transformation:
 `optax.adamw`, `optax.lion`, `sgd`, `adafactor`, `lamb` and `muon` of this file,
 or your own. `mask` is a tree of bools, True where weight decay applies.
 `Optimizer` adds clipping, decay masks, frozen parameters and more. Scanned
-layers, whose parameters have a leading layer dimension, are updated like
-unrolled ones.
+layers are updated like unrolled ones.
 
 The paper's Adam (section 4.1) is `optax.adamw`, whose weight decay is
 multiplied by the learning rate. big_vision's `wd` is multiplied by the shape of
@@ -108,8 +107,7 @@ class Optimizer:
       rate over its peak, so that a step decays in proportion to the square of
       the rate (arXiv 2512.08217). timm's option of this name also squares
       the factors of `lr_multipliers` and `layer_decay`, which here count once.
-    freeze: path rules of parameters that are not trained and have no optimizer
-      state.
+    freeze: path rules of parameters without training and optimizer state.
     thaw: time after which they are trained, too, so that new heads warm up
       first; None: never. Until then their updates are 0, but their gradients
       count in the norm, and in the state that they begin with.
@@ -283,8 +281,7 @@ def adafactor(
     b2: upper bound of the decay of the second moment. In step t, counted from
       0, the decay is min(b2, 1 - (t + 1) ** -0.8).
     min_dim_size_to_factor: a second moment is stored as row and column means
-      over the two largest dimensions of one layer, if both have at least this
-      size.
+      if the two largest dimensions of one layer have at least this size.
     mu_dtype: dtype of the momentum; None: the dtype of each parameter.
     weight_decay: decoupled, multiplied by the learning rate; 0.03 in "Scaling
       ViT", and 3.0 for the head (`Optimizer.decay_multipliers`).
@@ -323,8 +320,7 @@ def lamb(
 
   Args:
     b1, b2, eps, mu_dtype: as of `optax.adamw`.
-    weight_decay: decoupled; DeiT III has 0.05 on ImageNet and 0.02 on
-      ImageNet-21k.
+    weight_decay: decoupled; 0.05 in DeiT III, and 0.02 on ImageNet-21k.
     mask: None: weight decay and the trust ratio apply everywhere.
   """
   trust = _each_layer(optax.scale_by_trust_ratio())
@@ -359,8 +355,7 @@ def muon(
   Args:
     momentum: Nesterov momentum for matrices. optax corrects its bias, so about
       the first 100 steps differ from Muon as first published.
-    ns_steps: Newton-Schulz iterations. Five bring singular values between
-      about 0.7 and 1.2.
+    ns_steps: Newton-Schulz iterations; 5: singular values of about 0.7 to 1.2.
     consistent_rms: each update of a matrix has about this RMS, so that learning
       rates and weight decays of AdamW fit. None: as first published, it has
       singular values of about sqrt(max(1, outputs / inputs)).

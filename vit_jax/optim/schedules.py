@@ -119,10 +119,7 @@ class Ema:
   debias: bool = False
 
   def __call__(self, step: jax.Array) -> float | jax.Array:
-    """Return w in ema = w * params + (1 - w) * ema after the update of a step.
-
-    `step` is the number of updates before it.
-    """
+    """Return w in ema = w * params + (1 - w) * ema after `step` + 1 updates."""
     w = 1 - self.decay
     if not self.debias or not self.decay:
       return w

@@ -1,7 +1,6 @@
 """Compiled programs, kept from one start to the next by JAX's own cache.
 
-The cache returns the very code that was compiled, so a resumed run stays
-bit-identical.
+It returns the very code that was compiled: a resumed run stays bit-identical.
 """
 
 import contextlib

@@ -28,11 +28,7 @@ def initialize(
   num_processes: int | None = None,
   process_id: int | None = None,
 ) -> None:
-  """Join the other hosts of this run; arguments as in jax.distributed.
-
-  JAX finds them by itself on TPU pods, GKE, Slurm and Open MPI. Elsewhere, pass
-  all or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
-  """
+  """Join the other hosts of this run; arguments as of the flags of main.py."""
   if num_processes is None and 'JAX_NUM_PROCESSES' in os.environ:
     num_processes = int(os.environ['JAX_NUM_PROCESSES'])
   if process_id is None and 'JAX_PROCESS_ID' in os.environ:

@@ -68,8 +68,7 @@ def make_mesh(
 ) -> Mesh:
   """Return a mesh over all devices of all hosts, by default of an axis 'data'.
 
-  Other devices may be described only, to compile for them. One size may be -1,
-  all remaining devices.
+  Devices may be described only. One size may be -1, all remaining devices.
   """
   devices = jax.devices() if devices is None else devices
   axis_sizes = axis_sizes or {'data': -1}
@@ -119,10 +118,7 @@ def _arrange(devices, sizes):
 
 
 def _check_hosts(devices, axis_names):
-  """Raise UserError if devices of several hosts work on the same examples.
-
-  `devices` has a dimension for each axis of a mesh.
-  """
+  """Raise UserError if devices of several hosts work on the same examples."""
   hosts = np.vectorize(lambda device: device.process_index)(devices)
   shared = tuple(i for i, x in enumerate(axis_names) if is_model_axis(x))
   if (hosts.max(shared) != hosts.min(shared)).any():
@@ -215,9 +211,7 @@ def this_process() -> dict[str, int]:
   }
 
 
-def reduce(
-  fn: Callable[[Any, Any], Any], arrays: Mapping[str, Any]
-) -> dict[str, Any]:
+def reduce(fn: Callable[..., Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
   """Return {name: fn(array, numpy or jax.numpy)}, computed where they are."""
   is_here = jax.default_backend() == 'cpu' and jax.process_count() == 1
   if is_here or not any(isinstance(x, jax.Array) for x in arrays.values()):

@@ -109,10 +109,7 @@ def _charts(lines_of, kinds):
 
 
 def thinned(values: np.ndarray, limit: int) -> np.ndarray:
-  """Return the places of about `limit` values, in order.
-
-  Each of equal intervals keeps its smallest and largest value: spikes stay.
-  """
+  """Return about `limit` places, of the least and largest of an interval."""
   places = np.arange(len(values))
   if len(values) <= limit:
     return places

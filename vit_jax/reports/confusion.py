@@ -30,10 +30,7 @@ _WITH_COUNTS, _WITH_NAMES = 20, 60  # classes whose counts, names fit the figure
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-  """Predictions of a classifier for all examples that count, arrays of [n].
-
-  Of several correct classes, `true` is the most probable one.
-  """
+  """Predictions, arrays of [n]; `true` is the most probable correct class."""
 
   index: np.ndarray  # of each example in the source
   true: np.ndarray

@@ -37,10 +37,7 @@ _MISTAKES = {  # {kind of file: (title, note on their number and their file)}
     '{} examples are misclassified. The worst are shown: their true class got '
     'the lowest probability. All are in {}.',
   ),
-  'worst': (
-    'Worst predictions',
-    'The largest errors first; {} are in {}.',
-  ),
+  'worst': ('Worst predictions', 'The largest errors first; {} are in {}.'),
 }
 
 

@@ -12,8 +12,7 @@ from vit_jax.reports import pictures, table
 from vit_jax.reports.results import Results, half_width
 
 _MARKERS = 'os^Dv*'
-# Offset and alignment of the names of points, per line, so that names of
-# neighbouring points do not overlap.
+# Offset and alignment of the names of points per line, against overlaps.
 _NAMES_AT = ((5, 3, 'left'), (5, -9, 'left'), (-5, 3, 'right'))
 
 

@@ -28,10 +28,7 @@ from vit_jax.types import Kinds, PathLike, UserError
 
 
 class NonFiniteError(FloatingPointError, UserError):
-  """A metric of a training step, or the state after it, is NaN or Inf.
-
-  The attribute `cause` names the value and the step.
-  """
+  """NaN or Inf in metrics of a step or in the state after it, see `cause`."""
 
   def __init__(self, cause: str) -> None:
     super().__init__(
@@ -43,10 +40,7 @@ class NonFiniteError(FloatingPointError, UserError):
 
 
 def check_finite(state: Any, step: int) -> None:
-  """Raise NonFiniteError if an array of the state after a step has NaN or Inf.
-
-  All hosts must call this function together.
-  """
+  """Raise NonFiniteError for NaN or Inf in a state. All hosts must call it."""
   arrays = {
     path: array
     for path, array in tree.flatten(state).items()
@@ -70,8 +64,7 @@ class Logging:
   """Records of a run: how often, and where else they go.
 
   Attributes:
-    every: time between records in metrics.jsonl and on the terminal. None: 50
-      steps, or a 20th of a shorter run.
+    every: time between records. None: 50 steps, or a 20th of a shorter run.
     writers: more writers of metrics by name, see writers.py.
     profile: steps that jax.profiler traces, '10:15' (both included) or '10',
       counted from where the run resumes; into WORKDIR/profile if it is local.
@@ -101,8 +94,7 @@ class Logging:
 class Stopwatch:
   """Wall time of a run, divided into phases. It starts at once.
 
-  `cpu_seconds` is the CPU time of all threads in the phases 'steps' and 'data',
-  without that of other processes.
+  `cpu_seconds` is the CPU time of this process in the phases steps and data.
   """
 
   def __init__(self) -> None:
@@ -140,10 +132,9 @@ class Monitor:
     start_step: step from which the run resumes; later records are removed.
     carried: what `carry` returned when the checkpoint of that step was saved.
     learning_rate: function of the step, to be logged; or None.
-    flops_per_step: FLOPs of a step (3 x forward), or of the steps of each part,
-      for the MFU; 0: not known.
-    parts, of_step: names of the parts whose steps are different programs, and
-      the index of each step's part; losses distinguish them.
+    flops_per_step: FLOPs of a step (3 x forward), or of each part; 0: unknown.
+    parts, of_step: names of parts of the run with different programs, and the
+      part of each step; losses distinguish them.
     stopwatch: Stopwatch that started with the run; None starts one.
     config: JSON values of the config, for the writers.
     kinds: what the metrics of steps and evaluators are.
@@ -240,8 +231,7 @@ class Monitor:
   def waiting(self, causes: Mapping[str, float]) -> Iterator[None]:
     """Context manager that counts its time as waiting for data.
 
-    The time is divided among the causes, {name: a number that grows}, in
-    proportion to how much they grow.
+    It is divided among the causes in proportion to how much they grow.
     """
     self._stopwatch.lap(self._phase)
     before = dict(causes)

@@ -132,10 +132,7 @@ class Writer:
 
 
 def read_records(workdir: PathLike) -> list[dict[str, Any]]:
-  """Return the records of a run, oldest first.
-
-  Damaged lines are left out and counted, except a last one that a kill cut.
-  """
+  """Return the records of a run, oldest first; count damaged lines."""
   path = epath.Path(workdir) / NAME
   if not path.exists():
     return []

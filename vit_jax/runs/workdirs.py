@@ -169,10 +169,7 @@ def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
 
 
 def record_model(workdir: PathLike, **facts: Any) -> None:
-  """Write model.json, with facts as in `weights.bundle.Weights`.
-
-  `transforms` of None are not known.
-  """
+  """Write model.json: facts as in `Weights`; transforms of None are unknown."""
   write(workdir, 'model.json', config.describe(facts))
 
 
@@ -285,17 +282,11 @@ def compare(
     and key not in without
     and not _HARMLESS_KEYS.fullmatch(key)
   ]
-  pairs += [
-    (key, before['data'][key], value)
-    for key, value in now['data'].items()
-    if key in before['data']
-  ]
-  pairs = [
-    (k, 'as before', changed_rows(old, new))
-    if k.endswith('.rows') and old != new
-    else (k, old, new)
-    for k, old, new in pairs
-  ]
+  for key, new in now['data'].items():
+    old = before['data'].get(key, new)
+    if key.endswith('.rows') and old != new:
+      old, new = 'as before', changed_rows(old, new)
+    pairs.append((key, old, new))
   # A version may have other keys, whose None says that there is no such part.
   same = (None, 'not set'), ('not set', None)
   return [Change(*x) for x in pairs if x[1] != x[2] and x[1:] not in same]

@@ -30,8 +30,7 @@ class MetricsWriter(typing.Protocol):
   """Interface of writers; only `write` is required.
 
   Optional methods:
-    start(workdir, config): called before the first `write` of each process,
-      with the JSON values of the config.
+    start(workdir, config as JSON values): called first in each process.
     histograms(step, counts): {name: counts in the bins between probes.EDGES}.
     close(): the run has ended. During an error, sys.exception() returns it.
   """
@@ -47,8 +46,7 @@ class WandB:
   WANDB_MODE=offline writes to WORKDIR/wandb only; `wandb sync` uploads later.
 
   Attributes:
-    project, entity, name, group, tags, mode: see wandb.init. The name defaults
-      to the name of the workdir.
+    project, entity, name (default: that of the workdir), ...: see wandb.init.
   """
 
   project: str = 'vit_jax'
@@ -95,8 +93,7 @@ class MLflow:
 
   Attributes:
     experiment: name of the experiment; it is created if there is none.
-    tracking_uri: URI of the server or database; None: MLFLOW_TRACKING_URI, or
-      MLflow's default.
+    tracking_uri: of the server or database; None: MLFLOW_TRACKING_URI.
     name: name of the run; defaults to the name of the workdir.
   """
 

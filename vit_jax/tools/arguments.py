@@ -86,10 +86,7 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
 
 
 def _fields(assignments, trust):
-  """Return {field: value} of texts FIELD=VALUE.
-
-  Values are JSON, where a dict with a target is an object, or text.
-  """
+  """Return {field: value} of texts FIELD=VALUE: text, or JSON, with targets."""
   fields = {}
   for text in assignments:
     name, equals, value = text.partition('=')

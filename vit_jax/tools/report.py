@@ -3,9 +3,8 @@
   python -m vit_jax.tools.report /tmp/quickstart
   python -m vit_jax.tools.report /tmp/first /tmp/second
 
-Runs and studies write it when they end; this command also makes it for runs
-that are running, were stopped or diverged. For a study it also writes the page
-of each run that has results.
+Runs and studies write it when they end; this command also makes it before, or
+after a failure. For a study it also writes the pages of runs with results.
 """
 
 import argparse

@@ -34,8 +34,7 @@ _LANES = 128  # of a vector register; matrix units have as many columns
 _BUDGET, _LIMIT = 14 * 2**20, 16 * 2**20
 # Heads that begin before one ends, and scores of a program without a loop.
 _AHEAD, _UNROLLED = 2, 2**20
-# How CPUs run the kernels: True, or pltpu.InterpretParams, which simulates the
-# memory of a TPU and is much slower.
+# How CPUs run the kernels: True, or pltpu.InterpretParams, a slow simulation.
 INTERPRET: Any = True
 
 
@@ -58,7 +57,7 @@ def attend(
   # Heads are merged outside: within, the compiler would write the products
   # before and after in a layout with heads apart, and copy them.
   arrays = [x.reshape(*x.shape[:2], heads * width) for x in (q, k, v)]
-  local: Any = functools.partial(_attend, width)
+  run: Any = functools.partial(_attend, width)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size > 1:  # the compiler cannot shard kernels
     names = tuple(a for a in mesh.axis_names if is_model_axis(a))
@@ -66,10 +65,8 @@ def attend(
     spec = PartitionSpec(examples, None, dividing(mesh, names, heads))
     # The check of replicated values (check_vma) does not support kernels.
     specs = spec, spec, spec, PartitionSpec(examples)
-    local = jax.shard_map(
-      local, in_specs=specs, out_specs=spec, check_vma=False
-    )
-  return local(*arrays, lengths).reshape(q.shape)
+    run = jax.shard_map(run, in_specs=specs, out_specs=spec, check_vma=False)
+  return run(*arrays, lengths).reshape(q.shape)
 
 
 def dividing(mesh: Any, names: tuple[str, ...], size: int) -> tuple[str, ...]:

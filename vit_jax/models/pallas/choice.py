@@ -145,9 +145,8 @@ def check_layer(model: Model, device: Any) -> float:
   def results(model, params, x, gradient, lengths):
     layer = _layer(model, layout, False)
     x, gradient = x.astype(model.dtype), gradient.astype(model.dtype)
-    out, pull = jax.vjp(
-      lambda params, x: layer.apply(params, x, lengths), params, x
-    )
+    apply = functools.partial(layer.apply, lengths=lengths)
+    out, pull = jax.vjp(apply, params, x)
     params, dx = pull(gradient)
     found = out, dx, ravel_pytree(params)[0]
     return [x.astype(jnp.float32) for x in found]
@@ -175,9 +174,7 @@ class _Layer(nn.Module):
   train: bool
 
   @nn.compact
-  def __call__(
-    self, x: jax.Array, lengths: jax.Array | None = None
-  ) -> jax.Array:
+  def __call__(self, x: jax.Array, lengths: Any = None) -> jax.Array:
     posemb = self.posemb or PositionEmbedding()
     shared = posemb.shared(self, self.layout, self.train), lengths
     return self.layers(x, shared=shared)[0]
@@ -228,10 +225,7 @@ def compile_layer(
 
 
 def seconds_per_call(fn: Callable[..., Any], *arrays: Any) -> float:
-  """Return the seconds of a call of a compiled function, the least of 5 rounds.
-
-  Calls are queued, so that the device waits for none of them.
-  """
+  """Return the seconds of a call, the least of 5 rounds of queued calls."""
 
   def seconds(calls):
     begin = time.perf_counter()

@@ -26,12 +26,7 @@ from jax.sharding import PartitionSpec
 
 from vit_jax.meshes import batch_axes, is_model_axis
 from vit_jax.models.attention import attention
-from vit_jax.models.dense import (
-  GELU,
-  BlockOptions,
-  keep_batch_split,
-  platform,
-)
+from vit_jax.models.dense import GELU, BlockOptions, keep_batch_split, platform
 from vit_jax.models.pallas import attention as attention_kernel
 from vit_jax.models.pallas.attention import dividing, dot, round_up
 from vit_jax.models.vit import Block, Layers
@@ -152,7 +147,7 @@ _Finish = collections.namedtuple('_Finish', 'wo w1 w2 scale shift bo b1 b2')
 def _sharded(function, arrays, params):
   """Run function([R, D], ..., params) on the examples of each device."""
 
-  def local(arrays, params):
+  def run(arrays, params):
     found = function(*(x.reshape(-1, x.shape[-1]) for x in arrays), params)
     return [x.reshape(arrays[0].shape) for x in found]
 
@@ -160,10 +155,8 @@ def _sharded(function, arrays, params):
   if mesh.size > 1:  # the compiler cannot shard kernels
     spec = PartitionSpec(dividing(mesh, batch_axes(mesh), len(arrays[0])))
     specs = spec, PartitionSpec()
-    local = jax.shard_map(
-      local, in_specs=specs, out_specs=spec, check_vma=False
-    )
-  return local(arrays, params)
+    run = jax.shard_map(run, in_specs=specs, out_specs=spec, check_vma=False)
+  return run(arrays, params)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -258,8 +251,7 @@ def _call(kernel, epsilon, rows, params, out, sums=()):
   """Run a kernel on blocks of `rows`; return arrays like `out` and `sums`.
 
   `sums` is a tree of float32 sums over all tokens. The kernel is called as
-  (epsilon, count, rows, params, out, sums), with the number of tokens, and with
-  references in place of arrays.
+  (epsilon, number of tokens, *references to rows, params, out and sums).
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu

@@ -16,8 +16,7 @@ stated cost of Pallas kernels; step_ms, images_per_s and mfu follow from them,
 without the time on links and networks. For GPUs, roofline_ms is a lower bound,
 see roofline.py.
 collectives_ms is the time on links at the data sheet's rate, if nothing
-overlaps. Loops of unknown length count once, kernels that state no cost not at
-all.
+overlaps. Loops of unknown length count once, kernels of unknown cost as 0.
 """
 
 from collections.abc import Sequence
@@ -44,9 +43,7 @@ _NUM_CLASSES = flags.DEFINE_integer(
 )
 _JSON = flags.DEFINE_string('json', None, 'File for the row, with operations.')
 _OPERATIONS = flags.DEFINE_integer(
-  'operations',
-  0,
-  'Number of operations to list, those that take longest first.',
+  'operations', 0, 'Number of operations to list, the longest first.'
 )
 
 

@@ -149,10 +149,7 @@ def _run(model, rngs, images):
 
 
 def _training_of(config):
-  """Return the Training of a config, whose data have no source.
-
-  Evaluators, checkpoints and weights are not made.
-  """
+  """Return a config's Training, without its data, evaluators and weights."""
   if config.get('run') != 'vit_jax.train.train':
     raise UserError(
       f'This config runs {config.get("run")}, and only vit_jax.train.train has '

@@ -100,9 +100,8 @@ def kernel_cycles(counted: Costs, chip: Chip) -> float:
   """Return the estimated cycles of the Pallas kernels that state their cost.
 
   Attention takes the time of its FLOPs at `kernel_rate` of the peak, or that of
-  its bytes if it is longer. Other kernels of layers take the time of FLOPs at
-  the peak, and that of bytes: by schedules for S/16, B/16 and L/16 on v6e and
-  B/16 on v5e, from 10% less to 2% more.
+  its bytes if it is longer. Other kernels take that of FLOPs at the peak and of
+  bytes, -10% to +2% from schedules for S, B and L/16 on v6e and B/16 on v5e.
   """
   flops = {k: n / chip.peak_flops for k, n in counted.kernel_flops.items()}
   moved = {k: n / chip.hbm_gb_s / 1e9 for k, n in counted.kernel_bytes.items()}

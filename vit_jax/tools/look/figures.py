@@ -64,10 +64,7 @@ def positions(weights: Weights, path: pathlib.Path) -> None:
 
 
 def distance(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
-  """Draw the mean attention distance in pixels, by layer (Figs. 7, 11).
-
-  A line shows the distance of a head with uniform attention.
-  """
+  """Draw mean attention distances (Figs. 7, 11); a line: uniform attention."""
   from matplotlib import colormaps
 
   values = np.stack([look['distance'] for look in looks])
@@ -96,8 +93,7 @@ def maps(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   """Draw a figure per image: maps-1, maps-2, ... for the path maps.
 
   It has the attention of each layer (row) and head (column) below the image.
-  Each map is divided by its own maximum: heads that attend to all patches would
-  be dark next to others.
+  Each map is divided by its maximum: heads that attend to all would be dark.
   """
   images = _images(weights, looks, 2 * _PX)
   for i, (look, image) in enumerate(zip(looks, images), 1):
