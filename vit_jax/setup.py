@@ -84,6 +84,11 @@ class Setup:
   def num_params(self) -> int:
     return sum(x.size for x in jax.tree.leaves(self.state.params))
 
+  def load_teachers(self, mesh: Any, rules: Rules | None) -> dict[str, Any]:
+    """Return the parameters of the teachers of the objective."""
+    found = self.objective.teachers.items()
+    return {name: x.load(mesh, rules) for name, x in found}
+
   def flops_per_step(self) -> float:
     """Return the operations of a step, on all devices."""
     if 'objective' in self.state.params:  # more than one pass over each image

@@ -103,10 +103,7 @@ def train(
     # 4. The state to start from: a checkpoint, weights, or scratch.
     state, saved, origin = _first_state(workdir, training, ready, saver)
     check_finite(state, start := int(state.step))
-    teachers = {
-      name: teacher.load(mesh, training.sharding)
-      for name, teacher in ready.objective.teachers.items()
-    }
+    teachers = ready.load_teachers(mesh, training.sharding)
     workdirs.record_start(workdir, basis, changed, start)
     workdirs.record_config(workdir, provenance)
     more = {'attention.json': choices, workdirs.STATISTICS: computed}
@@ -147,8 +144,7 @@ def train(
           with monitor.waiting(batches.spent):
             batch = next(batches)
           batch = sharding_lib.put_batch(batch, mesh)
-          if step == 1:
-            shown.write(workdir, ready.objective, batch, state.rng, mesh)
+          shown.write(step, workdir, ready.objective, batch, state.rng, mesh)
           state, metrics = plan.step(step)(state, batch, teachers=teachers)
           monitor.step(step, metrics, skipped=len(batches.skipped))
 

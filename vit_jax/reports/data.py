@@ -66,10 +66,15 @@ class Shown:
       found[name] = dataclasses.replace(each, look=[*each.look, *same])
     return found
 
-  def write(
-    self, workdir: PathLike, objective: Any, batch: Any, rng: Any, mesh: Any
-  ) -> None:
-    """Write data.json and the page, with images of the batch of step 1."""
+  def write(self, step: int, workdir: PathLike, *of_step: Any) -> None:
+    """Write data.json and the page in step 1, with images of its batch.
+
+    Args:
+      of_step: the objective, batch, rng and mesh.
+    """
+    if step > 1:
+      return
+    objective, batch, rng, mesh = of_step
 
     def first(batch, rng):
       rng = jax.random.fold_in(jax.random.fold_in(rng, 0), 2**32 - 1)
