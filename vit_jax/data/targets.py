@@ -51,25 +51,18 @@ class Cells:
   @classmethod
   def of(cls, values: Any) -> 'Cells':
     """Return the cells of a sequence; lists, also in arrays, become tuples."""
-    if isinstance(values, Cells):
-      return values
-    if (known := getattr(values, 'different', None)) is not None:
-      return cls(*known)  # of a Column
-    place: dict[Any, int] = {}
-    found = (place.setdefault(_key(x), len(place)) for x in values)
-    index = np.fromiter(found, np.int32, len(values))
-    return cls([*place], index)
-
-  def __getitem__(self, row: int) -> Any:
-    return self.different[self.index[row]]
-
-  def __len__(self) -> int:
-    return len(self.index)
+    known = getattr(values, 'different', None)  # of a Column
+    if known is None:
+      place: dict[Any, int] = {}
+      found = (place.setdefault(_key(x), len(place)) for x in values)
+      index = np.fromiter(found, np.int32, len(values))
+      known = [*place], index
+    return cls(*known)
 
   def texts(self, where: str, kept: Sequence[str] | None = None) -> list[str]:
     """Return the different cells as texts, '' for the missing ones.
 
-    Words for missing values, except `kept`, are named in a line.
+    Words for missing values, except `kept`, are printed.
     """
     texts = list(map(_text, self.different))
     words = {x for x in texts if x.lower() in MISSING}.difference(kept or ())
@@ -101,7 +94,7 @@ class Targets:
 
     Args:
       where: what has the columns; it begins error messages.
-      columns: cells of the columns, texts or values, or `Cells`.
+      columns: cells of the columns, texts or values.
       names: names in order, if they are known; None: those that occur, sorted.
     """
     columns = {k: Cells.of(x) for k, x in columns.items()}
@@ -113,8 +106,7 @@ class Targets:
   def rows(self, values: Any, names: Any, k: int, threshold: Any) -> Any:
     """Return rows [{column: cell}] of the predictions [K] for an image.
 
-    k is the number of classes; labels are named from a threshold on, {name:
-      probability} or one for all.
+    Labels are named from a threshold on, {name: probability} or one for all.
     """
     return [dict(zip(names, values.tolist()))]
 
@@ -137,7 +129,7 @@ class Targets:
     parts = [
       f'{k}?' if np.isnan(x) else str(k) if x == 1 else f'{k} {x:.2g}'
       for k, x in zip(names, label)
-      if x or np.isnan(x)
+      if x != 0
     ]
     return ' + '.join(parts) or 'none'
 
@@ -173,18 +165,14 @@ class Classes(Targets):
       )
     if names is None:
       names = sorted(found) if others else sorted(found, key=int)
-      if len(cells) == len(names) > _FEW:
+      if len(cells.index) == len(names) > _FEW:
         raise UserError(
-          f'{where}: {key} has another cell in each of {len(cells):,} rows. '
+          f'{where}: {key} has another cell in each of {len(names):,} rows. '
           'Expected classes. Set label_key to the column of the label.'
         )
-    known = names
-    if not others and not found <= {*names}:  # they index the names
-      known = list(map(str, range(len(names))))
-    used = [x for x in texts if x in found]
-    numbers = np.full(len(texts), -1, np.int32)
-    numbers[[x in found for x in texts]] = indices(where, used, known)
-    return numbers[cells.index], names
+    index = _index(where, [*found], names)
+    labels = np.array([index.get(x, -1) for x in texts], np.int32)
+    return labels[cells.index], names
 
   def statistics(self, names: Sequence[str], labels: Any) -> tuple[Any, Any]:
     counts = np.bincount(labels[labels >= 0], minlength=len(names)).tolist()
@@ -244,10 +232,10 @@ class Labels(Targets):
 
   def _encoded(self, where, columns, names):
     ((key, cells), *others) = columns.items()
-    if others or _are_bits(cells):
+    bits = {*_bits(cells)}
+    if others or (bits <= {*_BITS} and bits != {''}):
       expected = '0, 1 or an empty cell, or one column of lists'
-      read = {k: _read_bits(f'{where}: {k}', x) for k, x in columns.items()}
-      return _table(where, columns, read, expected), [*columns]
+      return _table(where, columns, _read_bits, expected), [*columns]
     lists = self._lists(f'{where}: {key}', cells)
     if (labels := _weights(lists)) is not None:
       return labels, names or [*map(str, range(labels.shape[1]))]
@@ -256,9 +244,6 @@ class Labels(Targets):
   def _lists(self, where, cells):
     """Return the cells as tuples, of texts that are parsed or cut."""
     texts = [x for x in cells.different if isinstance(x, str)]
-    own = [x for x in texts if x[:1] != '[' or x[-1:] != ']']
-    found = [x for x in '|;,' if any(x in y for y in own)]
-    blank = next((x for x in own if re.search(r'\S\s+\S', x)), None)
     if odd := [
       x for x in texts if _ODD.fullmatch(x) and _parsed(x, '') is None
     ]:
@@ -266,22 +251,24 @@ class Labels(Targets):
         f'{where} has {odd[0]!r}. Expected a list of JSON or Python, such as '
         '["cat", "dog"], or names that are separated by one of | ; ,'
       )
-    is_hot = bool(own) and all(map(_HOT.fullmatch, own))
-    if is_hot:
+    own = [x for x in texts if x[:1] != '[' or x[-1:] != ']']
+    found = [x for x in '|;,' if any(x in y for y in own)]
+    if own and all(map(_HOT.fullmatch, own)):
       found = [own[0][1]]
-    elif self.separator is None and (len(found) > 1 or (blank and not found)):
-      one, two = found[:2] if found else (' ', '|')
-      cell = blank if not found else next(x for x in own if one in x)
+    elif not found and any(re.search(r'\S\s+\S', x) for x in own):
+      found = [' ', '|']
+    if self.separator is None and len(found) > 1:
+      one, two = found[:2]
+      cell = next(x for x in own if one in x)
       raise UserError(
         f'{where} has {cell!r}, which has two readings: cut at {one!r} it is '
         f'{_cut(cell, one)}, at {two!r} {_cut(cell, two)}. Set '
         f'targets.separator={one!r} or {two!r}.'
       )
     separator = self.separator or next(iter(found), '|')
-    texts = cells.texts(where)
     read = [
       x if isinstance(x, tuple) else _parsed(text, separator)
-      for x, text in zip(cells.different, texts)
+      for x, text in zip(cells.different, cells.texts(where))
     ]
     return Cells(read, cells.index)
 
@@ -289,17 +276,15 @@ class Labels(Targets):
     known = (~np.isnan(labels)).sum(0).tolist()
     positive = np.nansum(labels, 0).round(2).tolist()  # not whole if soft
     positive = [int(x) if x == int(x) else x for x in positive]
-    rows = [
-      (x, p, k, len(labels) - k) for x, p, k in zip(names, positive, known)
-    ]
-    look = _odd_names(names)
-    for what, found in (
-      ('with no positive', [x for x, p, *_ in rows if p == 0]),
-      ('with one positive', [x for x, p, *_ in rows if p == 1]),
-      ('without a negative', [x for x, p, k, _ in rows if p == k > 0]),
-    ):
-      look += [f'labels {what} {some(found)}'] * bool(found)
-    return rows, look
+    missing = [len(labels) - k for k in known]
+    rows = [*zip(names, positive, known, missing)]
+    found = {
+      'with no positive': [x for x, p, *_ in rows if p == 0],
+      'with one positive': [x for x, p, *_ in rows if p == 1],
+      'without a negative': [x for x, p, k, _ in rows if p == k > 0],
+    }
+    look = [f'labels {k} {some(v)}' for k, v in found.items() if v]
+    return rows, _odd_names(names) + look
 
   def words(self, name: str, *cells: Any) -> str:
     positive, known, missing = cells
@@ -325,28 +310,24 @@ class Numbers(Targets):
 
   def _encoded(self, where, columns, names):
     expected = 'a number with a decimal point, or an empty cell'
-    read = {k: x.texts(f'{where}: {k}') for k, x in columns.items()}
-    return _table(where, columns, read, expected), [*columns]
+    return _table(where, columns, Cells.texts, expected), [*columns]
 
   def shown(self, values: Any, names: Any, k: int) -> Any:
     return ', '.join(f'{name} {x:.6g}' for name, x in zip(names, values))
 
   def statistics(self, names: Sequence[str], labels: Any) -> tuple[Any, Any]:
-    rows: list[Any] = []
-    look: list[str] = []
+    rows, look = [], []
     for name, column in zip(names, labels.T.astype(np.float64)):
       known = column[~np.isnan(column)]
-      found = ['-'] * 4
-      if len(known):
-        found = [f'{f(known):.4g}' for f in (np.min, np.max, np.mean, np.std)]
+      functions = (np.min, np.max, np.mean, np.std) if len(known) else ()
+      found = [f'{f(known):.4g}' for f in functions] or ['-'] * 4
       rows.append((name, *found, len(column) - len(known)))
       values, times = np.unique(known, return_counts=True)
       if len(values) < 2:
         look.append(f'{name} has fewer than two different numbers')
-      elif 2 * times.max() > len(known) > _FEW:
-        top = values[times.argmax()]
-        many = f'{times.max():,} of {len(known):,}'
-        look.append(f'{name} is {top:g} in {many} images')
+      elif 2 * (most := times.max()) > len(known) > _FEW:
+        value = f'{name} is {values[times.argmax()]:g}'
+        look.append(f'{value} in {most:,} of {len(known):,} images')
     return rows, look
 
   def words(self, name: str, *cells: Any) -> str:
@@ -369,29 +350,29 @@ def top(probabilities: np.ndarray, k: int) -> list[int]:
 
 
 def _table(where, columns, read, expected):
-  """Return float32 [n, K] of different cells as read; refuse what has none."""
-  labels = np.empty((len(columns), len(next(iter(columns.values())))))
-  for row, (key, cells) in zip(labels, columns.items()):
-    found = np.empty(len(cells.different))
-    for i, (cell, value) in enumerate(zip(cells.different, read[key])):
-      try:
-        found[i] = _number(value)
-      except (ValueError, TypeError, OverflowError):
-        first = int(np.argmax(cells.index == i)) + 1
-        raise UserError(
-          f'{where}: {key} has {cell!r} in row {first}. Expected {expected}.'
-        ) from None
-    row[:] = found[cells.index]
+  """Return float32 [n, K] of columns, whose different cells `read` returns."""
+  labels = []
+  for key, cells in columns.items():
+    found = [*map(_number, read(cells, f'{where}: {key}'))]
+    if None in found:
+      place = found.index(None)
+      cell, row = cells.different[place], np.argmax(cells.index == place) + 1
+      raise UserError(
+        f'{where}: {key} has {cell!r} in row {row}. Expected {expected}.'
+      )
+    labels.append(np.array(found, np.float32)[cells.index])
   if empty := [x for x, y in zip(columns, labels) if np.isnan(y).all()]:
     raise UserError(f'{where}: all cells of {", ".join(empty)} are missing.')
-  return np.ascontiguousarray(labels.T, np.float32)
+  return np.stack(labels, 1)
 
 
 def _number(cell):
-  number = math.nan if cell is None or cell == '' else float(cell)
-  if abs(number) > float(np.finfo(np.float32).max):
-    raise OverflowError
-  return number
+  """Return a cell as a number, '' as NaN; None if float32 cannot have it."""
+  try:
+    number = math.nan if cell == '' else float(cell)
+  except ValueError:
+    return None
+  return None if abs(number) > np.finfo(np.float32).max else number
 
 
 def _bits(cells):
@@ -400,19 +381,15 @@ def _bits(cells):
   return ['' if x in MISSING else x for x in texts]
 
 
-def _are_bits(cells):
-  found = {*_bits(cells)}
-  return found <= {*_BITS} and found != {''}
-
-
-def _read_bits(where, cells):
-  """Return 0.0, 1.0 or NaN of each different cell, None of others; say -1."""
-  bits = _bits(cells)
-  absent = '-1' in bits and not {'0', 'false', 'no'} & {*bits}
+def _read_bits(cells, where):
+  """Return 0.0, 1.0 or NaN of each different cell, others as they are."""
+  bits, known = _bits(cells), dict(_BITS)
   if '-1' in bits:
+    absent = not {'0', 'false', 'no'} & {*bits}
+    known['-1'] = 0.0 if absent else math.nan
     what = 'absent, as 0 does not occur' if absent else 'missing'
     say_once(f'{where}: -1 is {what}')
-  return [{**_BITS, '-1': 0.0 if absent else np.nan}.get(x, x) for x in bits]
+  return [known.get(x, x) for x in bits]
 
 
 def _key(cell):
@@ -457,24 +434,32 @@ def _of_lists(where, lists, names):
       'every cell, one for each label, or names.'
     )
   found = sorted({x for y in parts for x in y})
-  are_numbers = all(map(_INT.fullmatch, {*found} - {*(names or ())}))
-  if are_numbers := are_numbers and not {*found} <= {*(names or ())}:
-    found.sort(key=int)
-    most = int((found or [0])[-1])
-    if names is None and most >= max(len(lists), 1000):
+  if names is not None:
+    names = list(map(clean, names))
+  elif found and all(map(_INT.fullmatch, found)):
+    most, count = max(map(int, found)), len(lists.index)
+    if most >= max(count, 1000):
       raise UserError(
-        f'{where}: labels up to {most:,} of {len(lists):,} images need as many '
+        f'{where}: labels up to {most:,} of {count:,} images need as many '
         'outputs. Expected names, or numbers of labels from 0 on.'
       )
-    names = names or [str(i) for i in range(most + 1)]
-  names = found if names is None else list(map(clean, names))
-  known = list(map(str, range(len(names)))) if are_numbers else names
-  index = dict(zip(found, indices(where, found, known)))
+    names = [str(i) for i in range(most + 1)]
+  else:
+    names = found
+  index = _index(where, found, names)
   labels = np.zeros((len(parts), len(names)), np.float32)
-  for row, items, cell in zip(labels, parts, lists.different):
-    row[...] = np.nan if cell is None else row
+  for row, items in zip(labels, parts):
     row[[index[x] for x in items]] = 1
+  labels[[x is None for x in lists.different]] = np.nan
   return labels[lists.index], names
+
+
+def _index(where, found, names):
+  """Return {class: index}; ints that are not all names index the names."""
+  known = {*names}
+  if not known.issuperset(found) and all(map(_INT.fullmatch, found)):
+    names = list(map(str, range(len(names))))
+  return dict(zip(found, indices(where, found, names)))
 
 
 def _weights(cells):
@@ -482,17 +467,18 @@ def _weights(cells):
 
   Ints are weights if they are 0 and 1, and K is 2 or more.
   """
+  is_known = [x is not None for x in cells.different]
   lists = [x for x in cells.different if x is not None]
   if len({len(x) if isinstance(x, tuple) else None for x in lists}) != 1:
     return None
   if all(isinstance(x, str) and x in ('0', '1') for y in lists for x in y):
     lists = [tuple(map(int, x)) for x in lists]
   array = np.array(lists)
-  bits = array.dtype.kind in 'iub' and not {*array.flat} - {0, 1}
-  if array.ndim != 2 or not (array.dtype.kind == 'f' or bits):
+  is_bits = array.dtype.kind in 'iub' and np.isin(array, [0, 1]).all()
+  if array.ndim != 2 or not (
+    array.dtype.kind == 'f' or (is_bits and array.shape[1] > 1)
+  ):
     return None
-  if bits and array.shape[1] < 2:
-    return None
-  found = np.full((len(cells.different), array.shape[1]), np.nan, np.float32)
-  found[[x is not None for x in cells.different]] = array
+  found = np.full((len(is_known), array.shape[1]), np.nan, np.float32)
+  found[is_known] = array
   return found[cells.index]
