@@ -5,6 +5,7 @@ pipeline.py describes the interface. A subset of a subset is one, too.
 
 import base64
 import hashlib
+import os
 import re
 import zlib
 from collections import ChainMap
@@ -77,61 +78,46 @@ def describe(source: Source, index: int) -> str:
 def fingerprint(source: Any, keep: Sequence[str] = ()) -> dict[str, Any]:
   """Return JSON values that differ for other data, wherever its files are.
 
-  'classes' and 'kept' are hashes of the names of the classes and of columns,
-  'rows' 32 bits of the file and the label of each example, where they are known
-  without reading it, and 'examples' a hash of up to 16 images with label and
-  what is kept, at equal distances in the source.
+  'rows' are 32 bits of the file and of the label of each example, if they are
+  known without reading it, and 'examples' a hash of up to 16 whole examples.
   Classes with a method `fingerprint`, such as teachers, have their own.
   """
   if hasattr(type(source), 'fingerprint'):
     return source.fingerprint()
-  count = len(source)
-  names = getattr(source, 'class_names', None)
+  count, groups = len(source), getattr(source, 'groups', None)
   places = np.linspace(0, count - 1, min(count, 16)).astype(int)
   return {
     'num_examples': count,
     'num_classes': getattr(source, 'num_classes', None),
-    'classes': None if names is None else _hash(str(x).encode() for x in names),
-    'groups': _groups(source),
+    'classes': _hash(getattr(source, 'class_names', None)),
+    'groups': groups and _hash(sorted(groups)),
     **_of_all(source, keep),
     'examples': _hash(_content(source, int(i), keep) for i in places),
   }
 
 
-def _groups(source):
-  groups = getattr(source, 'groups', None)
-  return groups and _hash(x.encode() for x in sorted(groups))
-
-
 def _of_all(source, keep):
   """Return what differs for other files, labels or columns of all examples."""
   held = source.held(keep) if hasattr(source, 'held') else {}
-  found = {'kept': _hash(x.tobytes() for x in held.get('kept', ()))}
+  kept = held.get('kept', ())
+  found = {'kept': _hash(repr(x) for column in kept for x in column)}
   if 'labels' not in held:
     return found
-  (labels,), files = held['labels'], held.get('files')
-  words = np.ascontiguousarray(labels).reshape(len(labels), -1).view(np.uint32)
-  powers = np.cumprod(np.full(words.shape[1], 0x9E3779B1, np.uint32))
-  names = [zlib.crc32(x) for x in files[0]] if files else range(len(labels))
-  rows = np.array(names, np.uint32), (words * powers).sum(1, dtype=np.uint32)
-  packed = zlib.compress(np.stack(rows).tobytes(), 1)
+  (labels,), (files,) = held['labels'], held.get('files', [()])
+  names = [zlib.crc32(os.fsencode(x)) for x in files] or range(len(labels))
+  rows = names, [*map(zlib.crc32, np.ascontiguousarray(labels))]
+  packed = zlib.compress(np.array(rows, np.uint32).tobytes(), 1)
   return found | {'rows': base64.b64encode(packed).decode()}
 
 
 def changed_rows(before: str, now: str) -> str:
   """Return how 'rows' of two fingerprints differ, in words."""
-  data = (zlib.decompress(base64.b64decode(x)) for x in (before, now))
-  rows = (np.frombuffer(x, np.uint32).reshape(2, -1).tolist() for x in data)
+  rows = (zlib.decompress(base64.b64decode(x)) for x in (before, now))
+  rows = (np.frombuffer(x, np.uint32).reshape(2, -1).tolist() for x in rows)
   one, two = (dict(zip(*x, strict=True)) for x in rows)
   labels = sum(one[x] != two[x] for x in one.keys() & two.keys())
-  return (
-    f'{len(two.keys() - one.keys())} images added, '
-    f'{len(one.keys() - two.keys())} removed, {labels} labels changed'
-  )
-
-
-def _take(column, rows):
-  return column[rows] if isinstance(column, np.ndarray) else column.take(rows)
+  added, removed = len(two.keys() - one.keys()), len(one.keys() - two.keys())
+  return f'{added} images added, {removed} removed, {labels} labels changed'
 
 
 def _content(source, index, keep):
@@ -143,14 +129,18 @@ def _content(source, index, keep):
   image, label = example['image'], np.asarray(example['label'], np.float64)
   if not isinstance(image, bytes):
     image = repr(image.shape).encode() + image.tobytes()
-  kept = [repr(np.asarray(example.get(name)).tolist()) for name in keep]
+  kept = (repr(np.asarray(example.get(name)).tolist()) for name in keep)
   return image + b' ' + label.tobytes() + ''.join(kept).encode()
 
 
 def _hash(parts):
+  """Return a hash of bytes or texts; None of None."""
+  if parts is None:
+    return None
   found = hashlib.sha256()
   for part in parts:
-    found.update(b'%d:' % len(part) + part)
+    data = part if isinstance(part, bytes) else str(part).encode()
+    found.update(b'%d:' % len(data) + data)
   return found.hexdigest()[:16]
 
 
@@ -182,7 +172,7 @@ class View:
     inner: Any = self.source
     found = inner.held(keep) if hasattr(inner, 'held') else {}
     rows = np.asarray(self.indices)
-    return {k: [_take(x, rows) for x in v] for k, v in found.items()}
+    return {k: [x[rows] for x in v] for k, v in found.items()}
 
   def describe(self, index: int) -> str:
     """Return the other source's description of an example."""

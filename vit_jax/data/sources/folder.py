@@ -81,17 +81,15 @@ class Folder(tables.Labelled):
     self._base = root if csv else root / (split or '')
     self._columns: dict[str, Column] = {}
     self._missing: list[int] = []  # rows of the table without a file
-    self.where, self.used = f'{self._base}', {}
+    self.where = f'{self._base}'
     if csv:
+      keys = {'image': image_key, 'label': label_key, 'split': split_key}
       listed = Table(
         root / os.path.expanduser(csv),
         os.fspath(root),
+        keys | {'group': group_key},
         targets=targets if classes else None,
-        image_key=image_key,
-        label_key=label_key,
         split=split,
-        split_key=split_key,
-        group_key=group_key,
         names=class_names,
       )
       self.where, self.used = listed.where, listed.used
@@ -126,12 +124,12 @@ class Folder(tables.Labelled):
   def column(self, name: str) -> Sequence[Any]:
     """Return the cells of a column of the table, numbers if all are."""
     tables.check(f'{self._base}', self._columns, 'group_key', name)
-    return self._columns[name].take(self._rows)
+    return [*self._columns[name][self._rows]]
 
   def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
     """Return the labels, files and columns of all examples."""
-    columns = [self.column(x) for x in keep if x in self._columns]
-    return super().held() | {'files': [Column(self._files)], 'kept': columns}
+    kept = [self._columns[x][self._rows] for x in keep if x in self._columns]
+    return super().held() | {'files': [Column(self._files)], 'kept': kept}
 
   def file_name(self, index: int) -> str:
     """Return the path of the file, relative to the folder."""
@@ -216,9 +214,9 @@ def _folders(path):
 
 def _images(base, nested=True):
   """Return the sorted paths of the images, relative to the folder."""
-  files = walk(os.fspath(base))
+  files = {*walk(os.fspath(base))}
   found = sorted(x for x in files if is_image(x) and ('/' in x or not nested))
-  check_images(f'{base}', found, {*files}.difference(found), nested)
+  check_images(f'{base}', found, files.difference(found), nested)
   return found
 
 

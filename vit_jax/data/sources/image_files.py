@@ -4,7 +4,6 @@ import collections
 import concurrent.futures
 import functools
 import glob
-import itertools
 import os
 import posixpath
 import re
@@ -50,28 +49,23 @@ def is_shown(path: str) -> bool:
   return not _HIDDEN.search(path)
 
 
-def walk(folder: str) -> list[str]:
-  """Return the paths of all shown files below a folder, relative to it."""
-  return [*itertools.chain.from_iterable(_walk(folder))]
-
-
-def _walk(folder):
-  """Yield lists of paths: of a million, one list would take 80 MB."""
+def walk(folder: str) -> Iterator[str]:
+  """Yield the paths of all shown files below a folder, relative to it."""
   if '://' in folder:  # one listing, which epath does not have
     fs, folder = fsspec.core.url_to_fs(folder)
     start = len(os.path.join(folder, ''))
-    yield [x[start:] for x in fs.find(folder) if is_shown(x[start:])]
-  else:
-    tops, base = [folder], len(os.path.join(folder, ''))
-    seen = {*map(str, epath.Path(os.path.realpath(folder)).parents)}
-    for first in tops:  # each folder once; links last, so it keeps its own path
-      for top, folders, names in os.walk(first, onerror=_refuse):
-        is_new = (real := os.path.realpath(top)) not in seen
-        folders[:] = sorted(x for x in folders if is_new and is_shown(f'{x}/'))
-        start = os.path.join(top, '')[base:]
-        yield [start + x for x in names if is_new and x[0] != '.']
-        tops += filter(os.path.islink, (os.path.join(top, x) for x in folders))
-        seen.add(real)
+    yield from (x[start:] for x in fs.find(folder) if is_shown(x[start:]))
+    return
+  tops, base = [folder], len(os.path.join(folder, ''))
+  seen = {*map(str, epath.Path(os.path.realpath(folder)).parents)}
+  for first in tops:  # each folder once; links last, so it keeps its own path
+    for top, folders, names in os.walk(first, onerror=_refuse):
+      is_new = (real := os.path.realpath(top)) not in seen
+      folders[:] = sorted(x for x in folders if is_new and is_shown(f'{x}/'))
+      start = os.path.join(top, '')[base:]
+      yield from (start + x for x in names if is_new and x[0] != '.')
+      tops += filter(os.path.islink, (os.path.join(top, x) for x in folders))
+      seen.add(real)
 
 
 def _refuse(error):
@@ -92,8 +86,7 @@ class Files:
     self._top = root if '://' in root else os.path.abspath(root)
     start = posixpath.join(root, '')
     self._start = posixpath.join(self._base, '').removeprefix(start)
-    parts = pa.chunked_array(map(columns.binary, _walk(root)), pa.binary())
-    self._paths = parts.combine_chunks()
+    self._paths = columns.binary(walk(root))
 
   @functools.cached_property
   def _stems(self):
@@ -102,58 +95,44 @@ class Files:
     names = pc.replace_substring_regex(self._paths, '^.*/', '')
     return pc.replace_substring_regex(names, f'(?i)({end})$', '')
 
-  def find(self, text: str) -> list[str]:
-    """Return the paths of the files that a text names, relative to `root`."""
-    return self.find_each([text])[0]
-
-  def find_each(self, texts: Sequence[str]) -> list[list[str]]:
+  def find(self, texts: Sequence[str]) -> list[list[str]]:
     """Return the paths of the files that each text names."""
-    known = [_stem(_name(x)) for x in texts]
-    wanted = pa.array({os.fsencode(x) for x in known}, pa.binary())
+    names = [posixpath.basename(_stem(_end(x))) for x in texts]
+    wanted = columns.binary(names)
     others = pc.match_substring_regex(self._paths, r'[^\x00-\x7f]')
     chosen = pc.or_(others, pc.is_in(self._stems, value_set=wanted))
     near = collections.defaultdict(list)
-    for path in sorted(
-      map(os.fsdecode, self._paths.filter(chosen).to_pylist())
-    ):
+    for path in sorted(columns.Column(self._paths.filter(chosen))):
       near[posixpath.basename(_stem(path))].append(path)
-    return [self._find(x, near.get(y, ())) for x, y in zip(texts, known)]
+    return [self._find(x, near.get(y, ())) for x, y in zip(texts, names)]
 
-  def find_all(self, texts: Any) -> tuple[Any, np.ndarray, dict[int, Any]]:
-    """Return (paths, which are there, {row: (text, paths)} of several).
+  def find_all(self, texts: Any) -> tuple[Any, dict[int, Any]]:
+    """Return (paths, {row: (text, paths)} of texts without exactly one path).
 
     Texts and paths are Arrow arrays of bytes; a text without a file stays.
     """
     start = pa.scalar(os.fsencode(self._start), pa.binary())
-    place = self._exact(pc.binary_join_element_wise(start, texts, b''))
-    if self._start and place.null_count:
-      place = pc.coalesce(place, self._exact(texts))
-    if place.null_count:
-      place = pc.coalesce(place, self._single(texts))
-    paths = pc.coalesce(self._paths.take(place), texts)
-    is_there = np.ones(len(texts), bool)
-    several: dict[int, Any] = {}
-    if others := np.flatnonzero(place.is_null()).tolist():
-      files = paths.to_pylist()
-      names = [os.fsdecode(files[i]) for i in others]
-      for i, name, found in zip(others, names, self.find_each(names)):
-        several |= {i: (name, found)} if len(found) > 1 else {}
-        is_there[i] = bool(found)
-        files[i] = os.fsencode(found[0]) if found else files[i]
-      paths = pa.array(files, pa.binary())
-    return paths, is_there, several
-
-  def _exact(self, texts):
-    return pc.index_in(texts, value_set=self._paths)
-
-  def _single(self, texts):
-    """Return the places of plain names that are the stem of one file only."""
-    found = self._stems.dictionary_encode()
-    _, place, times = np.unique(
-      found.indices.to_numpy(), return_index=True, return_counts=True
+    place = pc.index_in(
+      pc.binary_join_element_wise(start, texts, b''), value_set=self._paths
     )
-    names = found.dictionary.filter(pa.array(times == 1))
-    return pa.array(place[times == 1]).take(pc.index_in(texts, value_set=names))
+    if place.null_count:
+      counts = self._stems.value_counts()
+      single = counts.filter(pc.equal(counts.field('counts'), 1))
+      is_single = pc.is_in(texts, value_set=single.field('values'))
+      names = pc.if_else(is_single, texts, None)
+      for known, x in (self._paths, texts), (self._stems, names):
+        place = pc.coalesce(place, pc.index_in(x, value_set=known))
+    paths = pc.coalesce(self._paths.take(place), texts)
+    odd: dict[int, Any] = {}
+    if others := np.flatnonzero(place.is_null()).tolist():
+      files = list(columns.Column(paths))
+      names = [files[i] for i in others]
+      for i, name, found in zip(others, names, self.find(names)):
+        files[i] = found[0] if found else name
+        if len(found) != 1:
+          odd[i] = name, found
+      paths = columns.binary(files)
+    return paths, odd
 
   def _find(self, text, paths):
     """Return those of the paths with the stem of a text that it names."""
@@ -180,10 +159,6 @@ class Files:
 def _end(text):
   """Return a text of a table as the end of a path."""
   return re.sub(r'^(\.{0,2}/)+', '', text.replace('\\', '/'))
-
-
-def _name(text):
-  return posixpath.basename(_form(_end(text)))
 
 
 def _stem(path):

@@ -4,10 +4,11 @@ import codecs
 import csv
 import functools
 import io
+import itertools
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import pyarrow.compute as pc
 from etils import epath
 
 from vit_jax.data.sources import tables
-from vit_jax.data.sources.columns import Column, read_csv
+from vit_jax.data.sources.columns import Column, binary, of_texts
 from vit_jax.data.sources.image_files import Files, is_image
 from vit_jax.data.sources.tables import some
-from vit_jax.data.targets import Cells, Names, Targets
+from vit_jax.data.targets import Cells, Targets
 from vit_jax.types import UserError
 
 # Names of columns, in lower case; the first that is there is used. Those after
@@ -28,94 +29,82 @@ IMAGES = *FILES, 'image_id', 'id'
 LABELS = ('label', 'labels', 'class', 'target')
 _UNNAMED = 'Unnamed: '  # as pandas calls an index
 _RAW = re.compile('[\ud800-\udfff]')  # bytes that are not UTF-8
+_TYPED = '.parquet', '.jsonl'
+_BLOCK = 500  # rows at a time: more start the garbage collector
 _OPTION = '--config.data.source'
 
 
 class Opened:
   """The cells of a table and the files of its folder; several sources share it.
 
-  Attributes:
-    where: path of the table.
-    files: below the folder, found by the texts of the table.
-    columns: cells by the name of the column.
+  `columns` has the cells by name, and `files` finds files by their texts.
   """
 
   def __init__(self, where: str, root: str) -> None:
     self.where, self.files = where, Files(root, where)
-    self.columns = self._read(epath.Path(where).read_bytes())
-
-  @functools.cache  # noqa: B019, with `_opened`
-  def paths(self, key: str) -> tuple[Any, np.ndarray, np.ndarray, Any]:
-    """Return what `find_all` does, and equal ints of equal paths."""
-    files, is_there, several = self.files.find_all(self.columns[key].texts())
-    codes = files.dictionary_encode().indices.to_numpy()
-    return files, codes, is_there, several
-
-  def _say(self, text):
-    tables.say_once(f'{self.where}: {text}')
-
-  def _read(self, data):
-    """Return {name: Column}."""
-    ending = os.path.splitext(self.where)[1].lower()
+    ending = os.path.splitext(where)[1].lower()
     if ending in ('.xlsx', '.xls', '.ods', '.json'):
       raise UserError(
-        f'{self.where}: {ending} is not read. Save the table as .csv or '
-        '.parquet, or as .jsonl with a JSON object on each line.'
+        f'{where}: {ending} is not read. Save the table as .csv or .parquet, '
+        'or as .jsonl with a JSON object on each line.'
       )
-    if ending in ('.parquet', '.jsonl'):
-      from pyarrow import ArrowInvalid, json, parquet
+    data, is_typed = epath.Path(where).read_bytes(), ending in _TYPED
+    self.columns = _typed(where, data) if is_typed else self._texts(data)
 
-      read = parquet.read_table if ending == '.parquet' else json.read_json
-      try:
-        table = read(io.BytesIO(data))
-      except (ArrowInvalid, OSError) as error:
-        raise UserError(f'{self.where} is damaged: {error}') from error
-      return dict(zip(table.column_names, map(Column, table.columns)))
-    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    encoding = ('utf-16',) if is_utf16 else ('utf-8-sig', 'surrogateescape')
+  @functools.lru_cache(maxsize=1)  # noqa: B019, as `_opened`
+  def paths(self, key: str) -> tuple[Any, np.ndarray, dict[int, Any]]:
+    """Return what `find_all` does, and equal ints of equal paths."""
+    files, odd = self.files.find_all(self.columns[key].encoded())
+    return files, files.dictionary_encode().indices.to_numpy(), odd
+
+  def _texts(self, data):
+    """Return {name: Column} of a CSV or TSV file."""
     csv.field_size_limit(2**31 - 1)  # cells with masks are long
-    text = data.decode(*encoding) if is_utf16 else ''
-    data = text.encode() if text else data.removeprefix(codecs.BOM_UTF8)
-    start = data[:10_000].decode('utf-8', 'surrogateescape')
-    separator = max(',;\t', key=lambda x: _regular(start, x))
-    find = self.files.find
-    first = next(iter(_rows(start, separator)), [])
-    if cells := first and read_csv(data, separator, len(first)):
-      names, begin = self._names(first)
-      if len({*names}) == len(names) and len(cells[0]) > begin:
-        return {k: Column(x[begin:]) for k, x in zip(names, cells)}
-    rows = _rows(data.decode('utf-8', 'surrogateescape'), separator)
-    raw = {x for row in rows for x in row if _RAW.search(x) and not find(x)}
-    if raw:
-      self._say(f'not UTF-8, so read as cp1252, as in {_western(min(raw))!r}')
-      rows = [[_western(x) if x in raw else x for x in row] for row in rows]
-    first, *others = rows or [[]]
-    names, begin = self._names(first)
-    others = others if begin else rows
-    count = len({*names})
-    wrong = [x for x in others if len(x) < len(names) or any(x[len(names) :])]
-    if wrong or not others or count < len(names):
-      what = f'the row {wrong[0]}' if wrong else f'{len(others)} rows'
+    start = data[:10_000]
+    separator = max(',;\t', key=lambda x: _regular([*_rows(start, x)]))
+    rows = self._rows(data, separator)
+    first = [x.strip() for x in next(rows, [])]
+    names, is_header = self._names(first)
+    rows = rows if is_header else itertools.chain([first], rows)
+    width, wrong, parts = len(names), [], []
+    while not wrong and (block := [*itertools.islice(rows, _BLOCK)]):
+      wrong = [x for x in block if len(x) < width or _is_any(x[width:])]
+      parts.append([binary(x) for x in zip(*block)])
+    if wrong or not parts or len({*names}) < width:
+      what = 'equal columns' if parts else '0 rows'
+      what = f'the row {wrong[0]}' if wrong else what
       raise UserError(
         f'{self.where} has {what}. Expected different columns, and a cell of '
         f'each in every row: {names}. Quote cells that have a separator.'
       )
-    cells = ([row[i] for row in others] for i in range(len(names)))
-    return dict(zip(names, map(Column, cells)))
+    return {k: of_texts(x) for k, x in zip(names, zip(*parts))}
+
+  def _rows(self, data, separator):
+    """Return the rows; cells not in UTF-8 that name no file are cp1252."""
+    rows = _rows(data, separator)
+    if not _RAW.search(data.decode(errors='surrogateescape')):
+      return rows
+    raw = sorted({x.strip() for row in rows for x in row if _RAW.search(x)})
+    raw = [x for x, paths in zip(raw, self.files.find(raw)) if not paths]
+    found = {x: os.fsencode(x).decode('cp1252', 'surrogateescape') for x in raw}
+    if raw:
+      what = f'not UTF-8, so read as cp1252, as in {found[raw[0]]!r}'
+      tables.say_once(f'{self.where}: {what}')
+    rows = ([x.strip() for x in row] for row in _rows(data, separator))
+    return ([found.get(x, x) for x in row] for row in rows)
 
   def _names(self, first):
-    """Return the names of the columns, and the number of rows that have them.
+    """Return (names of the columns, whether the first row has them).
 
     The first row of texts is a header, unless it names an image. Without one,
     two columns are 'path' and 'label', others '0', '1', ...
     """
-    is_example = any(map(is_image, first))
-    found = any(self.files.find_each(first))
-    if not is_example and (not found or named(first, IMAGES)):
-      return [x or f'{_UNNAMED}{i}' for i, x in enumerate(first)], 1
+    is_known = named(first, IMAGES) or not any(self.files.find(first))
+    if is_known and not any(map(is_image, first)):
+      return [x or f'{_UNNAMED}{i}' for i, x in enumerate(first)], True
     if len(first) == 2:
-      return ['path', 'label'], 0
-    return [*map(str, range(len(first)))], 0
+      return ['path', 'label'], False
+    return [*map(str, range(len(first)))], False
 
 
 @functools.lru_cache(maxsize=1)  # evaluators open the same table
@@ -126,20 +115,22 @@ def _opened(where, root, stamps):
 def _stamps(*paths):
   """Return what changes with local files and folders; others always change."""
   try:
-    return [(x.st_mtime_ns, x.st_size) for x in map(os.stat, paths)]
+    return str([(x.st_mtime_ns, x.st_size) for x in map(os.stat, paths)])
   except OSError:
-    return [time.monotonic_ns()]
+    return time.monotonic_ns()
 
 
 class Table:
   """Rows of a table with an image and labels.
 
+  Args:
+    keys: columns of 'image', 'label', 'split' and 'group', or None.
+
   Attributes:
-    where: path of the table.
     columns: cells by the name of the column; rows: those that are left.
     labels, names: see targets.py; without targets, labels are 0.
-    files: paths of the images, each once, relative to the root, in an Arrow
-      array of bytes; missing: indices of those that are not there.
+    files: Arrow array of the paths below the root, as bytes, each once;
+      missing: indices of those that are not there.
     used: columns that were chosen, by what they are.
   """
 
@@ -147,104 +138,85 @@ class Table:
     self,
     path: Any,
     root: str,
+    keys: Mapping[str, str | None],
     *,
     targets: Targets | None,
-    image_key: str | None,
-    label_key: str | None,
     split: str | None,
-    split_key: str,
-    group_key: str | None,
     names: Sequence[str] | None,
   ) -> None:
     self.where = os.fspath(path)
-    opened = _opened(self.where, root, (*_stamps(self.where, root),))
-    self._opened, self._files = opened, opened.files
-    self.columns = opened.columns
-    self._image_key = self._image_column(image_key)
-    self.rows = np.arange(len(self.columns[self._image_key]))
-    self.used = {'image': self._image_key}
+    self._opened = _opened(self.where, root, _stamps(self.where, root))
+    self.columns = self._opened.columns
+    image, self.names = self._image_column(keys['image']), None
+    self.rows = np.arange(len(self.columns[image]))
     self.labels = np.zeros(len(self.rows), np.int32)
-    self.names: Names = None
+    self.used = {'image': image}
     if targets is not None:
-      self._encode(targets, label_key, (split_key, group_key), names)
+      others = image, keys['split'], keys['group']
+      chosen = targets.columns or [keys['label'] or self._label_column(others)]
+      tables.check(self.where, self.columns, 'label_key', *chosen)
+      self.used['label'] = '+'.join(chosen)
+      cells = {x: self.columns[x] for x in chosen}
+      found = tables.labelled(self.where, targets, cells, names)
+      self.rows, self.labels, self.names = found
     if split is not None:
-      self._choose(split, split_key, group_key)
-      self.used['split'] = split_key
-    elif split_key in self.columns:
+      self._choose(split, keys['split'], keys['group'])
+      self.used['split'] = keys['split']
+    elif keys['split'] in self.columns:
       self._say(
-        f'{split_key!r} is a column, and all its rows are used. Set split to '
-        'one of its cells.'
+        f'{keys["split"]!r} is a column, and all its rows are used. Set split '
+        'to one of its cells.'
       )
-    if group_key is not None:
-      self.used['group'] = group_key
+    if keys['group'] is not None:
+      self.used['group'] = keys['group']
     self.files, self.missing = self._files_of_rows()
 
-  def cells(self, name: str) -> Column:
-    """Return the cells of a column, in the rows that are left."""
-    return self.columns[name].take(self.rows)
-
-  def _encode(
-    self,
-    targets: Targets,
-    label_key: str | None,
-    others: Iterable[str | None],
-    names: Sequence[str] | None,
-  ) -> None:
-    """Keep the rows with labels, whose columns are none of the others."""
-    others = {self._image_key, *others}
-    keys = targets.columns or [label_key or self._label_column(others)]
-    tables.check(self.where, self.columns, 'label_key', *keys)
-    self.used['label'] = '+'.join(keys)
-    columns = {x: self.columns[x] for x in keys}
-    found = tables.labelled(self.where, targets, columns, names)
-    self.rows, self.labels, self.names = found
-
-  def _choose(self, split: str, key: str, group_key: str | None) -> None:
+  def _choose(self, split, key, group_key):
     """Keep the rows of a split, in upper or lower case if one is like it.
 
     Its groups, of a column or a pattern of paths, may not be in other splits.
     """
     tables.check(self.where, self.columns, 'split_key', key)
-    cells = Cells.of(self.cells(key))
+    cells = Cells.of(self.columns[key][self.rows])
     texts = [*map(str, cells.different)]
-    same = {x for x in texts if x.casefold() == split.casefold()}
-    if split not in same and len(same) != 1:
+    alike = [x for x in texts if x.casefold() == split.casefold()]
+    same = [split] if split in alike else alike
+    if len(same) != 1:
       raise UserError(
         f'{self.where} has no split {split!r}. Its column {key!r} has'
         f' {sorted(texts)}.'
       )
-    chosen = split if split in same else same.pop()
-    before = self.labels
-    is_chosen = np.array([x == chosen for x in texts])[cells.index]
+    is_chosen = np.array([x in same for x in texts])[cells.index]
     if group_key is not None:
-      column = self._image_key if '(' in group_key else group_key
+      column = self.used['image'] if '(' in group_key else group_key
       tables.check(self.where, self.columns, 'group_key', column)
-      groups = np.array(tables.groups(self.cells(column), group_key))
-      here = {*groups[is_chosen]} - {''}
-      if both := sorted(here & {*groups[~is_chosen]}):
+      groups = tables.groups(self.columns[column][self.rows], group_key)
+      here = {*itertools.compress(groups, is_chosen)} - {''}
+      if both := sorted(here & {*itertools.compress(groups, ~is_chosen)}):
         raise UserError(
           f'{self.where}: group_key={group_key!r}: {len(both)} groups of '
           f'{split!r} are in other splits, too {some(both)}. Leave '
           "out the split, and take slices such as '[:80%]'."
         )
+    before = self.labels
     self._keep(np.flatnonzero(is_chosen))
     if before.ndim == 1 and (absent := {*before} - {*self.labels}):
       names = [self._named(x) for x in sorted(absent)]
-      self._say(f'the split {chosen!r} has no examples of {some(names)}')
+      self._say(f'the split {same[0]!r} has no examples of {some(names)}')
 
   def _files_of_rows(self):
     """Return `files` and `missing`."""
-    files, codes, is_there, several = self._opened.paths(self._image_key)
-    if both := several.keys() & {*self.rows.tolist()} if several else ():
-      cell, paths = several[min(both)]
+    files, codes, odd = self._opened.paths(self.used['image'])
+    rows = odd.keys() & self.rows.tolist() if odd else ()
+    for cell, paths in (odd[i] for i in sorted(rows) if odd[i][1]):
       raise UserError(
         f'{self.where}: {cell} could be {paths[0]} or {paths[1]}. Write more'
         f' of the path into the table, or set {_OPTION}.path to a folder.'
       )
-    codes = codes[self.rows]
-    first = np.zeros(len(files), np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
-    one, two = self.labels[first[codes]], self.labels
+    _, first, place = np.unique(
+      codes[self.rows], return_index=True, return_inverse=True
+    )
+    one, two = self.labels[first[place]], self.labels
     differ = (one != two) & ((one == one) | (two == two))  # NaN equals NaN
     for i in np.flatnonzero(differ.any(-1) if differ.ndim > 1 else differ):
       file = os.fsdecode(files[int(self.rows[i])].as_py())
@@ -253,17 +225,17 @@ class Table:
         f'the labels {self._named(one[i])} and {self._named(two[i])}. Expected '
         'one row for each image; several labels are one cell, such as cat|dog.'
       )
-    rows = np.flatnonzero(first[codes] == np.arange(len(codes)))
-    if twice := len(codes) - len(rows):
+    if twice := len(self.rows) - len(first):
       self._say(f'left out {twice:,} rows that are repeated')
-    files, is_there = (x.take(self.rows[rows]) for x in (files, is_there))
+    self._keep(np.sort(first))
+    files = files.take(self.rows)
     text = pc.replace_substring_regex(files, '/?[^/]*$', '')
     folders = sorted(map(os.fsdecode, pc.unique(text).to_pylist()))
     if len(folders) > 1:
       self._say(f'labels are from the table, not the folders {some(folders)}')
-    self._keep(rows)
-    if missing := np.flatnonzero(~is_there).tolist():
-      names = [os.fsdecode(files[i].as_py()) for i in missing]
+    rows = enumerate(self.rows.tolist())
+    if missing := [i for i, x in rows if x in odd]:
+      names = [odd[self.rows[i]][0] for i in missing]
       self._say(f'files that are not there {some(names)}')
     return files, missing
 
@@ -280,12 +252,13 @@ class Table:
   def _image_column(self, key):
     """Return the name of the column whose cells are files."""
     tables.check(self.where, self.columns, 'image_key', key)
-    counts = {}
+    files, counts = self._opened.files, {}
     likely = [x for x in self.columns if x.lower() in FILES]
     for name in [key] if key else likely or self.columns:
       cells = self.columns[name]
-      sample = cells.take(np.arange(0, len(cells), len(cells) // 1000 + 1))
-      counts[name] = self._files.find_all(sample.texts())[1].sum()
+      sample = cells[np.arange(0, len(cells), len(cells) // 1000 + 1)]
+      odd = files.find_all(sample.encoded())[1].values()
+      counts[name] = len(sample) - sum(not paths for _, paths in odd)
     found = [x for x, n in counts.items() if 2 * n > max(counts.values())]
     found = [x for x in found if not x.startswith(_UNNAMED)] or found
     found = [x for x in found if is_image(str(self.columns[x][0]))] or found
@@ -293,7 +266,7 @@ class Table:
       what = f'{len(found)} columns have' if found else 'no column has'
       what = f'{likely[0]!r} does not have' if likely else what
       raise UserError(
-        f'{self.where}: {what} the names of files below {self._files.root}. '
+        f'{self.where}: {what} the names of files below {files.root}. '
         f'Found {self._contents()}. Set {_OPTION}.image_key=COLUMN, or '
         f'{_OPTION}.path to the folder of the images.'
       )
@@ -313,13 +286,11 @@ class Table:
 
   def _contents(self):
     """Return the columns, and the first of their different cells."""
-    cells = {
-      k: sorted({*map(str, Cells.of(x).different)})
-      for k, x in self.columns.items()
-    }
-    return '; '.join(
-      f'{k} {some([x[:20] for x in v])}' for k, v in cells.items()
-    )
+    found = []
+    for name, column in self.columns.items():
+      cells = sorted({*map(str, Cells.of(column).different)})
+      found.append(f'{name} {some([x[:20] for x in cells])}')
+    return '; '.join(found)
 
 
 def named(columns: Iterable[str], names: Sequence[str]) -> str | None:
@@ -333,18 +304,32 @@ def _likely(columns, names):
   return named(columns, names) or (columns[0] if len(columns) == 1 else None)
 
 
-def _rows(text, separator):
-  """Return the rows that are not empty."""
-  found = csv.reader(io.StringIO(text, newline=''), delimiter=separator)
-  return [[x.strip() for x in row] for row in found if any(row)]
+def _typed(where, data):
+  """Return {name: Column} of a parquet file or of JSON lines."""
+  from pyarrow import ArrowInvalid, json, parquet
+
+  is_json = where.lower().endswith('.jsonl')
+  read = json.read_json if is_json else parquet.read_table
+  try:
+    table = read(io.BytesIO(data))
+  except (ArrowInvalid, OSError) as error:
+    raise UserError(f'{where} is damaged: {error}') from error
+  columns = (Column(x.combine_chunks()) for x in table.columns)
+  return dict(zip(table.column_names, columns))
 
 
-def _regular(text, separator):
+def _rows(data, separator):
+  """Return the rows of UTF-8 or UTF-16 that are not empty."""
+  is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+  encoding = ('utf-16',) if is_utf16 else ('utf-8-sig', 'surrogateescape')
+  text = io.TextIOWrapper(io.BytesIO(data), *encoding, newline='')
+  return filter(_is_any, csv.reader(text, delimiter=separator))
+
+
+def _is_any(cells):
+  return any(map(str.strip, cells))
+
+
+def _regular(rows):
   """Return the number of rows that have as many cells as the first, not one."""
-  rows = _rows(text, separator)
   return sum(len(row) == len(rows[0]) > 1 for row in rows)
-
-
-def _western(cell):
-  data = cell.encode('utf-8', 'surrogateescape')
-  return data.decode('cp1252', 'surrogateescape')

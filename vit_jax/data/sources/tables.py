@@ -105,10 +105,7 @@ class Labelled:
     return self._labels.copy()
 
   def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """Return {what: columns} that are known of all examples without reading.
-
-    They are the labels, and of a folder its files and the columns to `keep`.
-    """
+    """Return {what: columns} of all examples that are known without reading."""
     return {'labels': [self._labels]}
 
   def _label(self, index):
