@@ -117,6 +117,7 @@ def test_all_kinds_give_the_same_examples(root, name):
   assert source.labels().tolist() == LABELS
   assert source.labels().dtype == np.int32
   assert type(source[0]['label']) is int
+  assert len(opened(root, name, classes=False)) == 12
   is_table = any(x in name for x in ('/pq', '/saved', '/single'))
   assert source[5].get('row') == (5 if is_table else None)
   assert source.exif is (KINDS[name][0] is not Tfds)

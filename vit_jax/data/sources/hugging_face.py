@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from vit_jax.data.sources import image_files, listed, tables
 from vit_jax.data.subsets import Example
 from vit_jax.data.targets import Classes, Targets
@@ -39,6 +41,7 @@ class HuggingFace(tables.Labelled):
     class_names: names of the classes in the order of their labels. Default:
       the names of the ClassLabel, else the sorted labels if they are texts.
     channels, exif: how images are decoded, see pipeline.py.
+    classes: if False, there are no labels: all are 0.
   """
 
   def __init__(
@@ -53,6 +56,7 @@ class HuggingFace(tables.Labelled):
     class_names: Sequence[str] | None = None,
     channels: Literal[1, 3] = 3,
     exif: bool = True,
+    classes: bool = True,
   ) -> None:
     import datasets
     import huggingface_hub.constants as hub
@@ -70,22 +74,25 @@ class HuggingFace(tables.Labelled):
     features = data.features
     likely = listed.named(features, (*listed.LABELS, 'cls'))
     likely = likely or _only(features, datasets.ClassLabel, ()) or 'label'
-    keys = targets.columns or [label_key or likely]
+    keys = (targets.columns or [label_key or likely]) if classes else []
     tables.check(self.where, features, 'label_key', *keys)
     image_key = image_key or _only(features, datasets.Image, listed.IMAGES)
     self._key = image_key or 'image'
     tables.check(self.where, features, 'image_key', self._key)
-    self.used = {'image': self._key, 'label': '+'.join(keys)}
+    self.used = {'image': self._key}
     if isinstance(features[self._key], datasets.Image):
       data = data.cast_column(self._key, datasets.Image(decode=False))
-    kind = getattr(features[keys[0]], 'feature', features[keys[0]])
-    rows, labels, names = tables.labelled(
-      self.where,
-      targets,
-      {key: data.with_format(None)[key][:] for key in keys},
-      class_names or getattr(kind, 'names', None),
-    )
-    data = data if len(rows) == len(data) else data.select(rows)
+    labels, names = np.zeros(len(data), np.int32), None
+    if classes:
+      self.used['label'] = '+'.join(keys)
+      kind = getattr(features[keys[0]], 'feature', features[keys[0]])
+      rows, labels, names = tables.labelled(
+        self.where,
+        targets,
+        {key: data.with_format(None)[key][:] for key in keys},
+        class_names or getattr(kind, 'names', None),
+      )
+      data = data if len(rows) == len(data) else data.select(rows)
     self._columns = {k: data.select_columns([k]) for k in features}
     super().__init__(labels, names)
 

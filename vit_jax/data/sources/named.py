@@ -57,14 +57,14 @@ def open_source(
       pattern, such as '(patient[0-9]+)', for a part of the path of the image.
     split_key, image_key, label_key, channels, exif: passed to the source.
     class_names: list of names, or a file with one name per line.
-    classes: False: a folder without labels, with images anywhere below it.
+    classes: False: without labels; a folder has images anywhere below it.
   """
   if path is None:
     if csv is None:
       raise UserError('Give the path of images, or csv, the path of a table.')
     folder, csv = os.path.split(os.fspath(csv))
     path = folder or '.'
-  kind, name = _kind_and_name(os.fspath(path))
+  kind, name = kind_and_name(os.fspath(path))
   start, bracket, rest = (split or '').partition('[')
   if kind != 'folder' and not start and (match := _WITH_SPLIT.fullmatch(name)):
     name, start = match.groups()
@@ -82,7 +82,8 @@ def open_source(
     'label_key': label_key,
     'class_names': tables.class_names(class_names),
     'exif': exif,
-    'classes': None if classes else False,
+    # Records of TFDS have a label, which costs nothing.
+    'classes': None if classes or kind == 'tfds' else False,
   }
   if kind == 'hf' and '://' not in name:
     name, _, config = name.partition(':')
@@ -117,7 +118,8 @@ def _groups(source, key):
   return found
 
 
-def _kind_and_name(text):
+def kind_and_name(text: str) -> tuple[str, str]:
+  """Return the kind of a source and the rest of its name."""
   kind, colon, name = text.partition(':')
   if kind in _READERS and name:
     return kind, name
