@@ -8,6 +8,7 @@ or scanned, 'blocks/...' with a leading layer dimension.
 """
 
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,6 +38,15 @@ def unflatten(flat: FlatParams) -> dict[str, Any]:
       node = node.setdefault(key, {})
     node[last] = leaf
   return tree
+
+
+def fingerprint(flat: FlatParams) -> str:
+  """Return a hash of the paths, dtypes, shapes and values of arrays."""
+  found = hashlib.sha256()
+  for path, array in sorted(flat.items()):
+    found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
+    found.update(np.ascontiguousarray(array).tobytes())
+  return found.hexdigest()[:16]
 
 
 def map_with_path(fn: Callable[..., Any], tree: PyTree) -> PyTree:

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -54,11 +53,7 @@ class FrozenModel:
 
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
-    found = hashlib.sha256()
-    for path, array in sorted(self.read().items()):
-      found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
-      found.update(np.ascontiguousarray(array).tobytes())
-    return {'weights': found.hexdigest()[:16]}
+    return {'weights': tree.fingerprint(self.read())}
 
   def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> PyTree:
     """Return ShapeDtypeStructs of the parameters, with shardings.
