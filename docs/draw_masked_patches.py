@@ -22,7 +22,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config, pretrained
-from vit_jax.data.sources import image_files
+from vit_jax.data.sources import image_files, inputs
 from vit_jax.io import terminal
 from vit_jax.objectives.masked_patches import (
   LEVELS,
@@ -172,8 +172,9 @@ def main(argv=None):
     if args.images:
       paths = image_files.find(args.images)[: args.examples]
       transforms, channels = weights.transforms, weights.image_shape[2]
-      loaded = image_files.load(paths, transforms, channels=channels)
-      images = np.stack([image for _, image in loaded])
+      source = inputs.Paths(paths)
+      loaded = inputs.load(source, transforms, channels=channels)
+      images = np.stack([example['image'] for _, example in loaded])
     else:
       images = _images_of(run, args.trust, args.examples)
     model, params = pretrained.build(weights)

@@ -10,7 +10,7 @@ from PIL import Image
 from tiny import encode
 
 from vit_jax.data import images, pipeline
-from vit_jax.data.sources import image_files
+from vit_jax.data.sources import inputs
 
 
 def picture(height=24, width=40):
@@ -349,7 +349,8 @@ def test_odd_bytes_do_no_harm(extension, monkeypatch, caplog, tmp_path):
   for i, line in enumerate(said):
     assert f'example {i} of list' in line and 'extraneous bytes' in line
   (tmp_path / 'odd.jpg').write_bytes(source[1]['image'])
-  assert len(list(image_files.load([f'{tmp_path}/odd.jpg'], []))) == 1
+  source = inputs.Paths([f'{tmp_path}/odd.jpg'])
+  assert len(list(inputs.load(source, [], channels=3))) == 1
   named = [x for x in caplog.messages if 'odd.jpg: Corrupt' in x]
   assert len(named) == bool(extension)
 

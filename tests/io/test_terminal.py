@@ -50,6 +50,13 @@ def test_a_terminal_shows_a_bar(capsys, monkeypatch):
   assert 'a line' in out
 
 
+def test_a_file_gets_lines_of_progress(capsys, monkeypatch):
+  monkeypatch.setattr(terminal, '_LINE_EVERY_S', 0)
+  assert [*terminal.track('ab', 1_002, unit='images', done=1_000)] == ['a', 'b']
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert last == '1,002 of 1,002 images | eta 0:00:00'
+
+
 def test_a_full_stdout_does_not_end_a_run():
   code = 'from vit_jax.io import terminal as t; t.say("a"); t.heading("b"); '
   code += 't.table("c", ["d"], [["e"]]); t.sys.exit("the end")'

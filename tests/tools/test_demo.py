@@ -92,8 +92,11 @@ def test_all_options_of_the_command_arrive(file, monkeypatch):
   monkeypatch.setattr(demo, '_gradio', gradio)
   monkeypatch.setattr(demo, 'page', page)
   monkeypatch.setattr(demo.signal, 'signal', mock.Mock())
-  demo.main([f'--weights={file}', '--top_k=3', '--port=7999', '--share'])
-  assert page.call_args.args[1] == 3
+  flags = ['--top_k=3', '--port=7999', '--share', '--max_image_bytes=9']
+  demo.main([f'--weights={file}', *flags])
+  explainer, top_k = page.call_args.args
+  assert top_k == 3
+  assert 'max_image_bytes=9. Set' in explainer(demo._EXAMPLE)['error']
   launched = page.return_value.launch.call_args.kwargs
   options = {'server_port': 7999, 'share': True, 'max_file_size': '50mb'}
   assert launched | options == launched

@@ -233,8 +233,10 @@ def test_options_reach_look_at(file, paths, tmp_path, monkeypatch):
 
   monkeypatch.setattr(arrays, 'look_at', record)
   command = [f'--weights={file}', f'--output={tmp_path}', '--figure=distance']
-  assert call(*command, '--batch_size=3', paths[0]) == 0
-  assert given == {'figures': ['distance'], 'batch_size': 3}
+  command += ['--batch_size=3', '--max_image_bytes=9']
+  assert call(*command, paths[0]) == 0
+  numbers = {'batch_size': 3, 'max_image_bytes': 9}
+  assert given == {'figures': ['distance'], **numbers}
 
 
 def test_without_images(file, weights, paths, tmp_path, capsys):

@@ -3,15 +3,16 @@
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import logging
 import os
-import re
-import resource
+import pathlib
 import shutil
 
 import jax
 import numpy as np
+import packed
 import pyarrow.parquet
 import pytest
 
@@ -171,49 +172,90 @@ def test_features_file(file, expected, gallery, paths, tmp_path, capsys, bad):
     assert found['features'].shape == (11, 7, 32)
 
 
-@pytest.mark.parametrize(
-  'target, reason',
-  [
-    ('missing/f.npz', 'No such file'),
-    ('a.npz/f.npz', 'Not a directory'),
-    ('folder.npz', 'no .npz or .parquet file'),
-    ('f.txt', 'no .npz or .parquet file'),
-    ('full.npz', 'File too large'),
-  ],
-)
-def test_targets_are_checked_first(tmp_path, capsys, target, reason):
+@pytest.mark.parametrize('target', ['missing/f.npz', 'folder.npz', 'f.txt'])
+def test_targets_are_checked_first(
+  file, paths, tmp_path, capsys, monkeypatch, target
+):
+  monkeypatch.setattr(tool, 'predict', None)
   (tmp_path / 'folder.npz').mkdir()
-  (tmp_path / 'a.npz').write_bytes(b'older')
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  if target == 'full.npz':  # as on a full disk: an empty file only
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-  try:
-    status = call('--weights=none', f'--features={tmp_path}/{target}', 'none')
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  said = capsys.readouterr().err
-  assert (status, 'tmp_' in said) == (2, False)
+  status = call(f'--weights={file}', f'--features={tmp_path}/{target}', *paths)
+  reason = {'missing/f.npz': 'No such file'}.get(target, 'no .npz or .parquet')
+  said = f'{status} {capsys.readouterr().err}'
   assert target in said and reason in said
-  assert sorted(os.listdir(tmp_path)) == ['a.npz', 'folder.npz']
-  assert (tmp_path / 'a.npz').read_bytes() == b'older'
+  assert os.listdir(tmp_path) == ['folder.npz']
 
 
 @pytest.mark.parametrize('ending', ['npz', 'parquet'])
-def test_features_outlive_a_folder(file, paths, tmp_path, monkeypatch, ending):
-  monkeypatch.setattr(tool.tempfile, 'tempdir', str(tmp_path))
-  folder = tmp_path / 'gone'
-  folder.mkdir()
+def test_a_killed_command_resumes(
+  file, paths, bad, tmp_path, monkeypatch, capsys, ending
+):
+  def features(name, *images):
+    options = f'--features={tmp_path}/{name}.{ending}', '--batch_size=4'
+    return call(f'--weights={file}', *options, *images)
 
-  def remove(*args, **options):
-    shutil.rmtree(folder)
-    return predict(*args, **options)
+  def killed(weights, images, **options):
+    counts.append(len(images))
+    yield from itertools.islice(predict(weights, images, **options), 6)
+    raise KeyboardInterrupt
 
-  monkeypatch.setattr(tool, 'predict', remove)
-  said = call(f'--weights={file}', f'--features={folder}/f.{ending}', *paths)
-  spare = re.search(r'The features are in (.*)\.$', said)[1]
-  with np.load(spare) as found:
-    assert found['paths'].tolist() == paths
-    assert found['features'].shape == (11, 32)
+  counts, images = [], [*paths, bad]  # in parts of 4
+  with monkeypatch.context() as patch:
+    patch.setattr(tool, 'predict', killed)
+    assert {features('killed', *images) for _ in range(3)} == {130}
+  assert counts == [12, 8, 4] and not (tmp_path / f'killed.{ending}').exists()
+  others = {'images': paths, 'layer': ['--layer=tokens', *images]}
+  others['weights'] = ['--image_size=64x96', *images]
+  for what, words in others.items():
+    said = features('killed', *words)
+    assert f'has 12 images of a stopped command with other {what}. ' in said
+  assert features('killed', *images) == features('whole', *images) == 1
+  said = capsys.readouterr().err
+  assert 'has 12 images, resuming' in said and said.count('1 of 12 skip') == 2
+  assert not [*tmp_path.glob('*.parts')]
+  files = [tmp_path / f'{x}.{ending}' for x in ('killed', 'whole')]
+  if ending == 'npz':
+    one, two = ({**np.load(x)} for x in files)
+  else:
+    one, two = (pyarrow.parquet.read_table(x).to_pydict() for x in files)
+  assert one.keys() == two.keys()
+  for name, values in one.items():
+    np.testing.assert_array_equal(values, two[name])
+
+
+@pytest.mark.parametrize('kind', ['csv', 'list', 'parquet', 'tar'])
+def test_sources(file, paths, tmp_path, monkeypatch, capsys, kind):
+  """The predictions are those of the files; nothing else is on stdout."""
+  datasets = pytest.importorskip('datasets')
+  monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(tmp_path))
+  assert call(f'--weights={file}', *paths[:3]) == 0
+  wanted = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
+  path, files = tmp_path / f'my.{kind}', [pathlib.Path(x) for x in paths[:3]]
+  files = {x.name: x.read_bytes() for x in files}
+  if kind == 'parquet':
+    images = [{'bytes': data, 'path': name} for name, data in files.items()]
+    pyarrow.parquet.write_table(pyarrow.table({'image': images}), path)
+  elif kind == 'tar':
+    path.write_bytes(packed.tar_bytes(files))
+  else:  # a row is repeated
+    rows = ['path,split', *(f'{x},test' for x in [*paths[:3], paths[0]])]
+    path.write_text('\n'.join(rows if kind == 'csv' else paths[:3]))
+  word = f'--csv={path}' if kind in ('csv', 'list') else path
+  assert call(f'--weights={file}', word) == 0
+  found = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
+  for row, like in zip(found, wanted, strict=True):
+    name = f'({pathlib.Path(like["path"]).name})'
+    assert row['path'] == like['path'] or name in row['path']
+    assert row | {'path': ''} == like | {'path': ''}
+
+
+def test_limits_of_images(file, paths, capsys):
+  limit = '--max_image_bytes=6000'  # of 40 x 50 pixels
+  assert call(f'--weights={file}', limit, *paths[:2]) == 1
+  said = capsys.readouterr()
+  assert said.out.count(paths[0]) == 5 and paths[1] not in said.out
+  assert 'Set max_image_bytes=6120 to decode it.' in said.err
+  for words in [], ['--csv=x.csv', 'a', 'b']:
+    assert 'csv' in call(f'--weights={file}', *words)
 
 
 def test_names_that_are_not_utf8(file, paths, tmp_path):
@@ -239,18 +281,3 @@ def test_maps_are_patch_tokens(file, paths, expected, tmp_path, layer, tokens):
   for path, features in zip(paths, found['features']):
     wanted = expected[path][tokens][1:].reshape(2, 3, 32)
     np.testing.assert_allclose(features, wanted, atol=2e-5)
-
-
-def test_options_reach_predict(file, paths, monkeypatch):
-  given = {}
-
-  def record(weights, paths, **options):
-    given.update(options)
-    return iter([])
-
-  monkeypatch.setattr(tool, 'predict', record)
-  command = [f'--weights={file}', paths[0], '--batch_size=3']
-  assert call(*command) == 0
-  assert given == {'batch_size': 3, 'layer': None}
-  assert call(*command, '--features=/tmp/none.npz', '--layer=pooled') == 0
-  assert given == {'batch_size': 3, 'layer': 'pooled'}

@@ -99,6 +99,7 @@ def test_all_options_of_the_command_arrive(monkeypatch):
   options = {'csv': 'a', 'image_key': 'b', 'label_key': 'c', 'class_names': 'd'}
   flags = [f'--{name}={value}' for name, value in options.items()]
   flags += ['--short_side=9', '--shuffle', '--leave_out=x:y:test']
+  flags += ['--max_image_bytes=7']
   prepared('/a', 'val=hf:b:train', 'dest', *flags)
   sources = [mock.call(x, **options) for x in ('/a', 'hf:b:train')]
   assert opened.mock_calls == [*sources, mock.call('x:y:test')]
@@ -106,6 +107,7 @@ def test_all_options_of_the_command_arrive(monkeypatch):
   written.assert_called_once_with(
     *('dest', {'train': source, 'val': source}),
     **{'short_side': 9, 'shuffle': True, 'leave_out': {'x:y:test': source}},
+    max_image_bytes=7,
   )
 
 
@@ -176,6 +178,11 @@ def test_unreadable_images(tmp_path):
   (row,) = left_out(tmp_path / 'set')
   assert (row['split'], row['file_name']) == ('train', r'b\udcff,.png')
   assert 'unreadable' in row['reason'] and 'junk' in row['reason']
+  large = photo(2)
+  source = Listed([encode(large), encode(large[1:])])
+  assert len(made(tmp_path / 'b', source, max_image_bytes=large.size - 1)) == 1
+  (row,) = left_out(tmp_path / 'b')
+  assert f'Set max_image_bytes={large.size} to' in row['reason']
 
 
 def test_columns_and_vectors_are_kept(tmp_path):
@@ -290,6 +297,6 @@ def test_the_nearest_hash_within_the_distance_counts(monkeypatch):
   assert value.dtype == np.uint64
   monkeypatch.setattr(prepare, 'perceptual_hash', lambda image: image)
   source = [{'image': value ^ np.uint64(x)} for x in (0b1111111, 0b11)]
-  copies = prepare.Copies({'a': source})
+  copies = prepare.Copies({'a': source}, 9)
   assert copies.find(value) == 'a: index 1 (distance 2)'
   assert copies.find(value ^ np.uint64(0xFF00)) is None

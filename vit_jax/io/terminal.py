@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from vit_jax.io.files import is_full
 from vit_jax.types import Kinds, UserError, kind_of
 
 T = TypeVar('T')
+_LINE_EVERY_S = 60  # of progress in a file
 
 
 class Terminal:
@@ -144,15 +146,28 @@ def one_message() -> Iterator[None]:
     sys.exit(printable(f'\n{type(error).__name__}: {error}'))
 
 
-def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:
-  """Yield the items, and show a bar with the time left in a terminal."""
+def track(
+  items: Iterable[T], total: int, *, unit: str, done: int = 0
+) -> Iterator[T]:
+  """Yield the items after the first `done`, and show the time left on stderr.
+
+  A terminal shows a bar, a file gets a line each minute.
+  """
   # redirect_stdout=False: stdout may be a file.
   bar = _bar(console(stderr=True), redirect_stdout=False)
-  if not bar.console.is_terminal:
-    yield from items
+  if bar.console.is_terminal:
+    with bar:
+      options = {'total': total, 'completed': done, 'description': unit}
+      yield from bar.track(items, **options)
     return
-  with bar:
-    yield from bar.track(items, total=total, description=unit)
+  begin = shown = time.monotonic()
+  for count, item in enumerate(items, 1):
+    yield item
+    if (now := time.monotonic()) >= shown + _LINE_EVERY_S:
+      eta = duration((now - begin) / count * (total - done - count))
+      text = f'{done + count:,} of {total:,} {unit} | eta {eta}'
+      print(text, file=sys.stderr, flush=True)
+      shown = now
 
 
 def _bar(on, **kwargs):

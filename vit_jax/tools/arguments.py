@@ -8,12 +8,14 @@ import sys
 from typing import Any
 
 from vit_jax import config, pretrained
+from vit_jax.data import images
 from vit_jax.data.sources import tables
 from vit_jax.tools.parsers import count
 from vit_jax.types import Size, UserError
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
+IMAGE_BYTES = images.MAX_IMAGE_BYTES, 'most height * width * channels of a file'
 _EMA: dict[str, Any] = {'auto': 'auto', 'on': True, 'off': False}
 
 
@@ -98,15 +100,14 @@ def _fields(assignments, trust):
   return fields
 
 
-def add_images(
-  parser: argparse.ArgumentParser, *, batch_size: int, nargs: str = '+'
-) -> None:
+def add_images(parser: argparse.ArgumentParser, *, batch_size: int) -> None:
   """Add image files, and how many are computed at once."""
   group = parser.add_argument_group('images')
   group.add_argument(
-    'images', nargs=nargs, help='images, folders, globs; local or gs://...'
+    'images', nargs='*', help='images, folders, globs; local or gs://...'
   )
-  add_counts(group, batch_size=(batch_size, 'images that are computed at once'))
+  at_once = batch_size, 'images that are computed at once'
+  add_counts(group, batch_size=at_once, max_image_bytes=IMAGE_BYTES)
 
 
 def add_counts(group: Any, **counts: tuple[int | None, str]) -> None:

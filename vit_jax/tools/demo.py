@@ -48,14 +48,17 @@ _EXAMPLE = importlib.resources.files('sklearn.datasets') / 'images/flower.jpg'
 class Explainer:
   """Predictions and attention of one image at a time, by one program.
 
+  `options` are more arguments of `predict.in_batches`.
+
   Attributes:
     has_classes: whether there are probabilities or numbers for the image.
     no_attention: reason why the model has no attention to show, or None.
     layers, heads: how many there are; 0 without attention.
   """
 
-  def __init__(self, weights: Weights) -> None:
+  def __init__(self, weights: Weights, **options: Any) -> None:
     self.weights = weights = bundle.squeeze(weights)
+    self._options = options
     self.no_attention = arrays.obstacles(weights).get('rollout')
     model, self._params = pretrained.build(weights)
     steps: list[Any] = [predict.forward_fn(weights, model)]
@@ -80,7 +83,7 @@ class Explainer:
     h, gh, gw]. Only 'error' if the file is not an image.
     """
     (found,) = predict.in_batches(
-      self._forward, self._params, self.weights, [path]
+      self._forward, self._params, self.weights, [path], **self._options
     )
     if 'error' not in found:
       for name, px in (('input', 1), ('picture', _SHOWN_PX)):
@@ -215,6 +218,7 @@ def parser() -> argparse.ArgumentParser:
     made,
     top_k=(5, 'classes of each image'),
     port=(None, 'of the server (the first free one from 7860 on)'),
+    max_image_bytes=arguments.IMAGE_BYTES,
   )
   made.add_argument('--share', action='store_true', help='make a public link')
   return made
@@ -224,7 +228,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
   gr = _gradio()  # its absence should not be reported after a download
-  blocks = page(Explainer(arguments.read(args)), args.top_k)
+  limit = {'max_image_bytes': args.max_image_bytes}
+  blocks = page(Explainer(arguments.read(args), **limit), args.top_k)
   fonts = {'font': ['system-ui', 'sans-serif'], 'font_mono': ['monospace']}
   _, address, public = blocks.launch(
     server_name=os.environ.get('GRADIO_SERVER_NAME', '127.0.0.1'),

@@ -1,12 +1,17 @@
 r"""Predict classes, labels or numbers with weights of any known format.
 
   python -m vit_jax.tools.predict --weights=WEIGHTS IMAGE|FOLDER|GLOB ...
+  python -m vit_jax.tools.predict --weights=WEIGHTS --csv=TABLE [FOLDER]
   python -m vit_jax.tools.predict --weights=WEIGHTS --features=F.npz FOLDER
 
 WEIGHTS is a workdir, a file or a folder (see vit_jax/weights/formats.py).
-Folders of images are searched recursively. Images are preprocessed as stored
-with the weights. --features writes the arrays 'paths' [N] and 'features'
-[N, ...] to F.npz, or a row per image, 'path' and 'features', to F.parquet.
+Folders of images are searched recursively. One name of docs/data.md, such as
+hf:beans:test or 'test-*.parquet', also stands for images. Images are
+preprocessed as stored with the weights.
+
+--features writes the arrays 'paths' [N] and 'features' [N, ...] to F.npz, or a
+row per image, 'path' and 'features', to F.parquet. Until all are computed, they
+are in F.npz.parts: after a kill, the same command resumes.
 
 Results go to stdout, everything else to stderr. A terminal shows a table; pipes
 and files get CSV, with the same columns: path, rank, class_id, class_name and
@@ -20,7 +25,6 @@ import itertools
 import pathlib
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,44 +32,48 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import pretrained
-from vit_jax.data.sources import image_files
+from vit_jax import pretrained, tree
+from vit_jax.data import images as image_lib
+from vit_jax.data import subsets
+from vit_jax.data.sources import inputs
+from vit_jax.data.subsets import Source
 from vit_jax.data.targets import top as top
 from vit_jax.io import terminal
-from vit_jax.io.files import csv_line, replacing
+from vit_jax.io.files import csv_line
 from vit_jax.models.vit import VisionTransformer, grid_of
 from vit_jax.parallel import sharding
-from vit_jax.tools import arguments, parsers
-from vit_jax.types import Params, PathLike, UserError
+from vit_jax.tools import arguments, features, parsers
+from vit_jax.types import Params, UserError
+from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
 
 def predict(
   weights: Weights,
-  paths: Sequence[str],
+  images: Source | Sequence[str],
   *,
   layer: str | None = None,
-  batch_size: int = 32,
+  **options: Any,
 ) -> Iterator[dict[str, Any]]:
-  """Yield the model's output for each image (see `image_files.find`), in order.
+  """Yield the model's output for each image of a source or paths, in order.
 
   These are dicts with 'path'; if the model has a head, 'probabilities' of the
   classes or labels, or 'numbers', float32 [K]; 'features' float32 [...] if a
   layer is given, a name in the model's `features`: 'pre_logits', 'pooled',
   'tokens', 'block_0', 'map_0', ... . An image that cannot be read has 'path'
-  and 'error'.
+  and 'error'. `options` are more arguments of `in_batches`.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, layer)
-  images = jax.ShapeDtypeStruct((1, *weights.image_shape), jnp.uint8)
-  out = jax.eval_shape(forward, params, images)
+  batch = jax.ShapeDtypeStruct((1, *weights.image_shape), jnp.uint8)
+  out = jax.eval_shape(forward, params, batch)
   if layer is None and (not out or out[weights.targets.outputs].ndim != 2):
     what = 'logits for each patch, not for the image' if out else 'no head'
     raise UserError(
       f'The weights have {what}. Use --features=FILE.npz (in Python, layer=) '
       'for their features.'
     )
-  return in_batches(forward, params, weights, paths, batch_size)
+  return in_batches(forward, params, weights, images, **options)
 
 
 def forward_fn(
@@ -104,40 +112,46 @@ def in_batches(
   forward: Callable[..., Any],
   params: Params,
   weights: Weights,
-  paths: Sequence[str],
-  batch_size: int = 1,
+  images: Source | Sequence[str],
+  *,
+  batch_size: int = 32,
+  max_image_bytes: int = image_lib.MAX_IMAGE_BYTES,
 ) -> Iterator[dict[str, Any]]:
-  """Yield the results of `forward(params, images)` for each image, in order.
+  """Yield the results of `forward(params, batch)` for each image, in order.
 
   All devices of this host compute a batch while the next one is decoded.
   """
+  source = inputs.Paths(images) if isinstance(images, Sequence) else images
   mesh, ways = sharding.make_mesh(), jax.device_count()
-  size = -(-min(batch_size, len(paths)) // ways) * ways
+  size = -(-min(batch_size, len(source)) // ways) * ways
   params = jax.device_put(params, sharding.replicated(mesh))
   forward = jax.jit(forward)
-  like = {'images': np.zeros(weights.image_shape, np.uint8)}
+  like = {'image': np.zeros(weights.image_shape, np.uint8)}
   if weights.keeps_aspect:
-    blank = weights.transforms[-1](like['images'], np.random.default_rng(0))
-    like = {'images': blank['image'], 'grid': blank['grid']}
-  shape = like['images'].shape
-  loaded = image_files.load(
-    paths, weights.transforms, channels=shape[2], ahead=2 * size
+    like = weights.transforms[-1](like['image'], np.random.default_rng(0))
+  shape = like['image'].shape
+  loaded = inputs.load(
+    source,
+    weights.transforms,
+    channels=shape[2],
+    max_image_bytes=max_image_bytes,
+    ahead=2 * size,
   )
   waiting: tuple[Any, Any] = (), {}
   while group := list(itertools.islice(loaded, size)):
     batch = {k: np.stack([x] * size) for k, x in like.items()}
-    for i, (path, image) in enumerate(group):
-      if isinstance(image, ValueError):
+    for i, (path, example) in enumerate(group):
+      if isinstance(example, ValueError):
         continue
-      if isinstance(image, dict):
-        batch['grid'][i], image = image['grid'], image['image']
-      if image.shape != shape:
+      if example['image'].shape != shape:
         raise UserError(
-          f'{path} has the shape {image.shape} after the transforms of the '
-          f'weights; the model takes {shape}.'
+          f'{path} has the shape {example["image"].shape} after the transforms '
+          f'of the weights; the model takes {shape}.'
         )
-      batch['images'][i] = image
-    out = forward(params, **sharding.put_batch(batch, mesh))
+      for name, rows in batch.items():
+        rows[i] = example[name]
+    batch = sharding.put_batch(batch, mesh)
+    out = forward(params, batch.pop('image'), **batch)
     # The device computes this batch while the last is yielded.
     yield from _results(*waiting)
     waiting = group, out
@@ -146,9 +160,9 @@ def in_batches(
 
 def _results(group, out):
   out = {name: np.asarray(array) for name, array in out.items()}
-  for i, (path, image) in enumerate(group):
-    if isinstance(image, ValueError):
-      yield {'path': path, 'error': str(image)}
+  for i, (path, example) in enumerate(group):
+    if isinstance(example, ValueError):
+      yield {'path': path, 'error': str(example)}
     else:
       yield {'path': path} | {name: array[i] for name, array in out.items()}
 
@@ -182,26 +196,6 @@ def show(rows: Iterable[Mapping[str, Any]]) -> None:
       sys.stdout.write(''.join(map(csv_line, lines)))
 
 
-def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
-  """Write a dict of arrays as a compressed npz."""
-  with replacing(path) as partial, partial.open('wb') as file:
-    np.savez_compressed(file, **arrays)
-
-
-def write_parquet(path: PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-  """Write the columns 'path', escaped UTF-8, and 'features', nested lists."""
-  import pyarrow  # of the extra 'huggingface'
-  import pyarrow.parquet
-
-  names = pyarrow.array(map(terminal.printable, arrays['paths']), 'string')
-  column = pyarrow.array(arrays['features'].ravel())
-  for dim in arrays['features'].shape[:0:-1]:
-    column = pyarrow.FixedSizeListArray.from_arrays(column, dim)
-  table = pyarrow.table({'path': names, 'features': column})
-  with replacing(path) as partial:
-    pyarrow.parquet.write_table(table, str(partial))
-
-
 def readable(
   results: Iterable[Mapping[str, Any]], total: int, skipped: list[str]
 ) -> Iterator[Mapping[str, Any]]:
@@ -225,6 +219,8 @@ def parser() -> argparse.ArgumentParser:
   made = parsers.parser(__doc__, 'tools.predict --weights=WEIGHTS IMAGES ...')
   arguments.add_weights(made)
   arguments.add_images(made, batch_size=32)
+  made.add_argument('--csv', metavar='FILE', help='table of images')
+  made.add_argument('--image_key', help='column or field with the image')
   group = made.add_argument_group('output')
   arguments.add_counts(group, top_k=(5, 'classes of each image'))
   help = 'least probability of the labels that are named (that of each label '
@@ -250,40 +246,37 @@ def _features_file(text):
   path = pathlib.Path(text).expanduser()
   if path.suffix not in ('.npz', '.parquet') or path.is_dir():
     raise argparse.ArgumentTypeError(f'{text!r} is no .npz or .parquet file')
-  try:
-    with tempfile.TemporaryFile(dir=path.parent) as file:
-      file.write(bytes(4096))  # a full disk takes an empty file
-  except OSError as e:
-    raise argparse.ArgumentTypeError(f'{text!r}: {e.strerror}') from e
   return path
 
 
 @terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
-  paths = image_files.find(args.images)
-  weights = arguments.read(args)
-  layer = args.layer if args.features else None
-  results = predict(weights, paths, layer=layer, batch_size=args.batch_size)
+  source = inputs.find(args.images, csv=args.csv, image_key=args.image_key)
+  total, weights = len(source), arguments.read(args)
+  limit = args.max_image_bytes
+  options = {'batch_size': args.batch_size, 'max_image_bytes': limit}
   skipped: list[str] = []
-  results = readable(results, len(paths), skipped)
   if args.features:
-    found = list(results)
-    names = np.array([x['path'] for x in found], str)
-    features = np.array([x['features'] for x in found])
-    arrays = {'paths': names, 'features': features}
-    write = write_arrays if args.features.suffix == '.npz' else write_parquet
-    try:
-      write(args.features, arrays)
-    except Exception as e:  # keep what took long to compute
-      spare = f'{tempfile.mkdtemp()}/features.npz'
-      write_arrays(spare, arrays)
-      raise UserError(f'--features: {e}. The features are in {spare}.') from e
+    use = formats.describe_use(weights)
+    asked = {
+      'weights': [tree.fingerprint(weights.params), use],
+      'images': subsets.fingerprint(source),
+      'layer': args.layer,
+      'max_image_bytes': limit,
+    }
+    parts = features.Parts(args.features, asked)
+    rest = subsets.View(source, range(parts.done, total))
+    results = predict(weights, rest, layer=args.layer, **options)
+    results = terminal.track(results, total, unit='images', done=parts.done)
+    parts.write(results, args.batch_size)
+    skipped = parts.finish()
   else:
+    results = readable(predict(weights, source, **options), total, skipped)
     own = args.threshold is None
     threshold = weights.thresholds if own else args.threshold
     show(rows(weights, results, args.top_k, threshold))
-  sys.exit(exit_status(skipped, len(paths)))
+  sys.exit(exit_status(skipped, total))
 
 
 if __name__ == '__main__':

@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     short_side=args.short_side,
     shuffle=args.shuffle,
     leave_out={x: _open(x) for x in args.leave_out},
+    max_image_bytes=args.max_image_bytes,
   )
   source = shlex.quote(f'tfds:{folder}:{next(iter(sources))}')
   terminal.say(
@@ -87,6 +88,12 @@ def parser() -> argparse.ArgumentParser:
     action='append',
     default=[],
     help='leave out copies of images of this source; may be repeated',
+  )
+  add(
+    '--max_image_bytes',
+    type=parsers.count,
+    default=images.MAX_IMAGE_BYTES,
+    help='most height * width * channels of an image file',
   )
   for name, text in _SOURCE_OPTIONS.items():
     add(f'--{name}', help=f'{text} of the sources')
@@ -118,6 +125,7 @@ def write(
   short_side: int | None = None,
   shuffle: bool = False,
   leave_out: Mapping[str, Any] | None = None,
+  max_image_bytes: int = images.MAX_IMAGE_BYTES,
 ) -> pathlib.Path:
   """Write a TFDS data set, and return its folder.
 
@@ -126,7 +134,7 @@ def write(
     sources: {split: source}. A source has len() and [i], or is an iterable of
       (name, example). An example is {'image': bytes or array, 'label': int or
       float [K]} and columns. Named entries of a label [K] become columns, too.
-    short_side, shuffle: see the command.
+    short_side, shuffle, max_image_bytes: see the command.
     leave_out: {name: source} of images whose copies are left out.
   """
   import tensorflow_datasets as tfds
@@ -157,7 +165,7 @@ def write(
   if others := sorted(cells.keys() - kinds):
     terminal.say(f'Left out columns of neither numbers nor texts: {others}')
   features = tfds.features.FeaturesDict(kinds | known)
-  copies = Copies(leave_out) if leave_out else None
+  copies = Copies(leave_out, max_image_bytes) if leave_out else None
   left_out: list[tuple[str, str, str]] = []
 
   class Prepared(  # type: ignore[call-arg]
@@ -179,7 +187,9 @@ def write(
       def record(source, name, read):
         try:
           example = read()
-          found, why = _record(source, example, short_side, copies)
+          # Decoded even if the bytes are copied, to find unreadable images.
+          pixels = _decoded(source, example['image'], max_image_bytes)
+          found, why = _record(example, *pixels, short_side, copies)
           cells = dict(zip(named, np.ravel(example['label'])))
           cells |= {k: example.get(k) for k in floats}  # None becomes NaN
           values = ((k, example.get(k)) for k in texts)
@@ -235,19 +245,18 @@ def _process(source, function):
   )
 
 
-def _decoded(source, image):
+def _decoded(source, image, limit):
   """Return an image, uint8 [H, W, C], and whether EXIF turned it."""
   if not isinstance(image, bytes):
     return image, False
-  encoded = images.Encoded(image, exif=getattr(source, 'exif', True))
+  exif = getattr(source, 'exif', True)
+  encoded = images.Encoded(image, exif=exif, max_image_bytes=limit)
   return encoded.pixels(), encoded.is_turned
 
 
-def _record(source, example, short_side, copies):
+def _record(example, image, is_turned, short_side, copies):
   """Return (record, ''), or (None, why it has none)."""
   data = example['image']
-  # Decoded even if the bytes are copied, to find unreadable images.
-  image, is_turned = _decoded(source, data)
   if copies and (copy := copies.find(image)):
     return None, f'copy of {copy}'
   factor = short_side / min(image.shape[:2]) if short_side else 1
@@ -269,11 +278,15 @@ def _encoded(kind, image):
 class Copies:
   """The images of sources {name: source}, which copies are compared with."""
 
-  def __init__(self, sources: Mapping[str, Any]) -> None:
+  def __init__(self, sources: Mapping[str, Any], max_image_bytes: int) -> None:
+    def named_hash(source, name, read):
+      image, _ = _decoded(source, read()['image'], max_image_bytes)
+      return name, perceptual_hash(image)
+
     found = [
       (f'{name}: {file}', value)
       for name, source in sources.items()
-      for file, value in _process(source, _named_hash)
+      for file, value in _process(source, named_hash)
     ]
     self._names, hashes = zip(*found)
     self._hashes = np.array(hashes, np.uint64)
@@ -286,10 +299,6 @@ class Copies:
     if distances[nearest] > _COPY_BITS:
       return None
     return f'{self._names[nearest]} (distance {distances[nearest]})'
-
-
-def _named_hash(source, name, read):
-  return name, perceptual_hash(_decoded(source, read()['image'])[0])
 
 
 def perceptual_hash(image: np.ndarray) -> np.uint64:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.sources import image_files
+from vit_jax.data.sources import image_files, inputs
 
 
 def draw(path, value, size=(4, 6)):
@@ -72,12 +72,13 @@ def test_order_is_kept_and_closing_stops_the_threads(tmp_path):
   for i in range(20):
     draw(tmp_path / f'{i:02}.png', i)
   paths = image_files.find([str(tmp_path)])
+  source = inputs.Paths(paths)
   plus_one = [lambda image, rng: image + 1]
-  loaded = list(image_files.load(paths, plus_one, ahead=4))
+  loaded = list(inputs.load(source, plus_one, channels=3, ahead=4))
   assert [path for path, _ in loaded] == paths
-  assert [int(image[0, 0, 0]) for _, image in loaded] == list(range(1, 21))
+  assert [int(x['image'][0, 0, 0]) for _, x in loaded] == list(range(1, 21))
   before = threading.active_count()
-  images = image_files.load(paths, [], ahead=4)
+  images = inputs.load(source, [], channels=3, ahead=4)
   next(images)
   images.close()
   assert threading.active_count() == before
@@ -86,8 +87,9 @@ def test_order_is_kept_and_closing_stops_the_threads(tmp_path):
 def test_one_channel_and_what_cannot_be_read(folder):
   (folder / 'cut.png').write_bytes((folder / 'b.png').read_bytes()[:30])
   paths = [str(folder / n) for n in ('b.png', 'cut.png', 'gone.png')]
-  (_, good), (path, cut), (_, gone) = image_files.load(paths, [], channels=1)
-  assert good.shape == (4, 6, 1) and good.dtype == np.uint8
+  loaded = inputs.load(inputs.Paths(paths), [], channels=1)
+  (_, good), (path, cut), (_, gone) = loaded
+  assert good['image'].shape == (4, 6, 1) and good['image'].dtype == np.uint8
   assert path == paths[1]
   assert str(cut).startswith(f'{paths[1]}: cannot decode')
   assert str(gone).startswith(f'{paths[2]}: ')
@@ -97,5 +99,6 @@ def test_bug_in_a_transform_is_no_unreadable_picture(folder):
   def broken(image, rng):
     raise TypeError('a bug')
 
+  source = inputs.Paths([f'{folder}/b.png'])
   with pytest.raises(TypeError, match='a bug'):
-    list(image_files.load([f'{folder}/b.png'], [broken]))
+    list(inputs.load(source, [broken], channels=3))

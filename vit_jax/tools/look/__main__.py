@@ -3,8 +3,8 @@ r"""Draw what a model attends to, its features, filters and position embeddings.
   python -m vit_jax.tools.look --weights=WEIGHTS --output=DIR IMAGES ...
   python -m vit_jax.tools.look --weights=WEIGHTS --output=DIR
 
-WEIGHTS and IMAGES are as for predict; without images, only the figures of the
-weights are drawn. Each figure has its numbers (npz) next to it:
+WEIGHTS is as for predict, IMAGES files, folders and globs; without them, only
+the figures of the weights are drawn. Each has its numbers (npz) next to it:
 
   maps       maps-1, ...: attention of each layer and head, for the first images
   rollout    rollout, rollout-2, ...: sheets of images, each next to what the
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     __doc__, 'tools.look --weights=WEIGHTS --output=DIR IMAGES ...'
   )
   arguments.add_weights(made)
-  arguments.add_images(made, batch_size=8, nargs='*')
+  arguments.add_images(made, batch_size=8)
   group = made.add_argument_group('figures')
   add = group.add_argument
   add('--output', required=True, metavar='DIR', help='folder for the figures')
@@ -118,9 +118,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit()
   if of_images == ['tsne']:
     paths = arrays.sample(paths, args.num_points)
-  looks = arrays.look_at(
-    weights, paths, figures=of_images, batch_size=args.batch_size
-  )
+  options = {'batch_size': args.batch_size, 'figures': of_images}
+  options['max_image_bytes'] = args.max_image_bytes
+  looks = arrays.look_at(weights, paths, **options)
   skipped: list[str] = []
   looks = predict.readable(looks, len(paths), skipped)
   # Only the first looks keep what is large.

@@ -69,15 +69,18 @@ def look_at(
   *,
   figures: Sequence[str] = OF_IMAGES,
   batch_size: int = 8,
+  **options: Any,
 ) -> Iterator[dict[str, Any]]:
   """Yield the dicts of `forward_fn`, with 'path', of the images, in order.
 
   An image that cannot be read has 'path' and 'error'. `figures` are some of
-  OF_IMAGES. The attention of one layer for a batch must fit in memory.
+  OF_IMAGES, `options` more arguments of `predict.in_batches`. The attention of
+  one layer for a batch must fit in memory.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, figures)
-  return predict.in_batches(forward, params, weights, paths, batch_size)
+  options |= {'batch_size': batch_size}
+  return predict.in_batches(forward, params, weights, paths, **options)
 
 
 def forward_fn(

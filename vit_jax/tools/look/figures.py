@@ -4,17 +4,18 @@ The ending of a figure's `path`, png, jpg or pdf, is its format.
 """
 
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vit_jax.analysis import embeddings as principal
-from vit_jax.data.sources import image_files
+from vit_jax.data.sources import inputs
 from vit_jax.data.transforms import scale
 from vit_jax.io import terminal
+from vit_jax.io.files import replacing
 from vit_jax.reports import attention_figures, pictures
-from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
 
@@ -270,7 +271,8 @@ def _write(file, looks=(), **numbers):
   """Write the numbers of a figure, of these images, and print its path."""
   if looks:
     numbers['paths'] = np.array([look['path'] for look in looks], str)
-  predict.write_arrays(file.with_suffix('.npz'), numbers)
+  with replacing(file.with_suffix('.npz')) as path, path.open('wb') as opened:
+    np.savez_compressed(opened, **numbers)
   print(file, flush=True)
 
 
@@ -285,17 +287,18 @@ def finer_images(
   """Yield the part of each image that the model sees, uint8 [H, W, C].
 
   The transforms of the weights are scaled to the smallest multiple of their
-  image size whose smaller side has at least `px` pixels.
+  image size whose smaller side has at least `px` pixels. There is no limit on
+  the size of a file, as the model has seen it.
   """
   shape = weights.image_shape
   factor = -(-px // min(shape[:2]))
   finer = shape[0] * factor, shape[1] * factor
   transforms = scale(weights.transforms, finer, old=shape)
-  loaded = image_files.load(paths, transforms, channels=shape[2], ahead=8)
-  for _, image in loaded:
-    if isinstance(image, ValueError):
-      raise image
-    yield image
+  limits = {'channels': shape[2], 'max_image_bytes': sys.maxsize}
+  for _, example in inputs.load(inputs.Paths(paths), transforms, **limits):
+    if isinstance(example, ValueError):
+      raise example
+    yield example['image']
 
 
 def _caption(look):
