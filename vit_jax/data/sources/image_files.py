@@ -9,7 +9,7 @@ import posixpath
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import fsspec
@@ -21,7 +21,6 @@ from etils import epath
 from vit_jax.data import images, workers
 from vit_jax.data.sources import columns
 from vit_jax.data.sources.tables import some
-from vit_jax.data.transforms import apply
 from vit_jax.io import terminal
 from vit_jax.types import PathLike, UserError
 
@@ -242,29 +241,3 @@ def read(path: PathLike) -> bytes:
   if len(data) > MAX_FILE_BYTES:
     raise UserError(f'The file has more than {MAX_FILE_BYTES:,} bytes.')
   return data
-
-
-def load(
-  paths: Iterable[str],
-  transforms: Sequence[Any],
-  *,
-  channels: int = 3,
-  ahead: int = 16,
-) -> Iterator[tuple[str, Any]]:
-  """Yield (path, image uint8 [H, W, C]), or (path, ValueError), in order.
-
-  By KeepAspect, (path, {'image': ..., 'grid': ...}). Threads read, decode and
-  transform `ahead` images in advance.
-  """
-
-  def loaded(path):
-    try:
-      encoded = images.Encoded(read(path), channels)
-      example = apply(transforms, {'image': encoded}, np.random.default_rng(0))
-      if encoded.remark:
-        images.warn_once(f'{path}: {encoded.remark}. The image is used.')
-      return path, example if 'grid' in example else example['image']
-    except (OSError, ValueError) as error:
-      return path, ValueError(f'{path}: {error}')
-
-  yield from workers.read_ahead(loaded, paths, ahead)
