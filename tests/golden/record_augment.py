@@ -19,7 +19,6 @@ Record again, in an environment of its own:
 """
 
 import itertools
-import pathlib
 import random
 from unittest import mock
 
@@ -134,5 +133,4 @@ def made(height, width):
 
 
 if __name__ == '__main__':
-  path = pathlib.Path(__file__).parent / 'augment.npz'
-  np.savez_compressed(path, **made(7, 6))
+  seeded.save('augment', made(7, 6))

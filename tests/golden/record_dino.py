@@ -14,12 +14,9 @@ To record again, in a virtual environment with torch, timm and lightly:
   python tests/golden/record_dino.py
 """
 
-import pathlib
-
 import numpy as np
 import seeded
 
-HERE = pathlib.Path(__file__).parent
 STEPS, BATCH, FROZEN = 10, 4, 2
 WIDTH, HIDDEN, BOTTLENECK, OUTPUTS = 16, 24, 8, 40
 MODEL = {
@@ -143,9 +140,7 @@ def record_steps(golden):
 
 def record():
   seeded.import_torch('torch', 'timm')
-  golden = record_steps(record_parts({}))
-  golden = {k: np.asarray(x, np.float32) for k, x in golden.items()}
-  np.savez_compressed(HERE / 'dino.npz', **golden)
+  seeded.save('dino', record_steps(record_parts({})), np.float32)
 
 
 if __name__ == '__main__':

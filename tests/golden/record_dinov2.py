@@ -13,12 +13,10 @@ To record again, in the environment of this package:
 """
 
 import functools
-import pathlib
 
 import numpy as np
 import seeded
 
-HERE = pathlib.Path(__file__).parent
 STEPS, BATCH, LARGE, SMALL, SIDE, PATCH = 10, 4, 2, 3, 16, 4
 N, WIDTH, HEADS, DEPTH = (SIDE // PATCH) ** 2, 16, 2, 2
 HIDDEN, BOTTLENECK, OUTPUTS = 24, 8, 40
@@ -254,7 +252,7 @@ def record():
   jax.config.update('jax_enable_x64', True)
   start = {k: np.float64(x) for k, x in weights(seed=1).items()}
   for name, given in (('dinov2', None), ('anchor', start)):
-    np.savez_compressed(HERE / f'{name}.npz', **run(given))
+    seeded.save(name, run(given))
 
 
 if __name__ == '__main__':

@@ -10,9 +10,8 @@ exact to rounding.
 To record again: python tests/golden/record_feature_distillation.py
 """
 
-import pathlib
-
 import numpy as np
+import seeded
 
 STEPS, IMAGES, QUEUE = 10, 4, 14
 WIDTH, TEACHER = 3, 5
@@ -147,8 +146,7 @@ def record():
       change = change + ADAMW['weight_decay'] * params[k]
       params[k] = params[k] - ADAMW['learning_rate'] * change
   golden |= {f'last/{k}': x for k, x in params.items()} | {'queue': queue}
-  path = pathlib.Path(__file__).with_name('feature_distillation.npz')
-  np.savez_compressed(path, **golden)
+  seeded.save('feature_distillation', golden)
 
 
 if __name__ == '__main__':

@@ -15,7 +15,6 @@ import safetensors.numpy
 import seeded
 from PIL import Image
 
-HERE = pathlib.Path(__file__).parent
 (transformers,) = seeded.import_torch('transformers')
 from vit_jax.models.dense import Gelu  # noqa: E402
 from vit_jax.models.pooling import Head  # noqa: E402
@@ -149,4 +148,4 @@ if __name__ == '__main__':
     'read': {name: read_case(*case) for name, case in THEIRS.items()},
     'written': {name: write_case(case) for name, case in OURS.items()},
   }
-  seeded.write(HERE / 'formats_hf.json', golden)
+  seeded.write('formats_hf', golden)

@@ -29,7 +29,6 @@ from unittest import mock
 import numpy as np
 import seeded
 
-HERE = pathlib.Path(__file__).parent
 STEPS, IMAGES, WEIGHT = 10, 6, 0.02
 HIDDEN, OUTPUTS = (8, 12, 10), 4  # of the projector
 ADAMW = {'lr': 3e-3, 'weight_decay': 0.05}
@@ -106,8 +105,7 @@ def record():
     value.backward()
     golden |= {name: value.item(), f'{name}_grad': z.grad.numpy()}
   golden |= steps(torch, vit, lightly, stable)
-  golden = {k: np.asarray(x, np.float32) for k, x in golden.items()}
-  np.savez_compressed(HERE / 'lejepa.npz', **golden)
+  seeded.save('lejepa', golden, np.float32)
 
 
 def steps(torch, vit, lightly, stable):

@@ -9,12 +9,9 @@ To record again, in a virtual environment as record_hf.py describes:
   python tests/golden/record_mae.py
 """
 
-import pathlib
-
 import numpy as np
 import seeded
 
-HERE = pathlib.Path(__file__).parent
 SIZES = {
   **{'image_size': 16, 'patch_size': 4, 'hidden_size': 12},
   **{'num_hidden_layers': 2, 'num_attention_heads': 2},
@@ -58,7 +55,7 @@ def record():
   golden |= {f'last/{k}': x.detach().numpy() for k, x in learned.items()}
   golden = {k: np.asarray(x, np.float32) for k, x in golden.items()}
   golden |= {'images': images, 'noise': noise, 'losses': losses}
-  np.savez_compressed(HERE / 'mae.npz', **golden)
+  seeded.save('mae', golden)
 
 
 if __name__ == '__main__':

@@ -8,7 +8,6 @@ torch==2.14.1, timm==1.0.31, transformers==5.24.0, onnx and onnxscript:
 """
 
 import json
-import pathlib
 import re
 import tempfile
 
@@ -73,7 +72,5 @@ def record(case, name, args, options):
 if __name__ == '__main__':
   files = {case: record(case, *row) for case, row in CASES.items()}
   about = json.dumps({k: shapes for k, (_, shapes) in files.items()})
-  path = pathlib.Path(__file__).with_name('onnx.npz')
-  np.savez_compressed(
-    path, about=about, **{k: x for k, (x, _) in files.items()}
-  )
+  arrays = {k: x for k, (x, _) in files.items()}
+  seeded.save('onnx', arrays | {'about': about})

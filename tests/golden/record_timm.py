@@ -13,7 +13,6 @@ To record again, in a virtual environment that has vit_jax:
 
 import functools
 import json
-import pathlib
 import re
 from unittest import mock
 
@@ -23,7 +22,6 @@ import torch
 
 from vit_jax.weights import timm as ours
 
-HERE = pathlib.Path(__file__).parent
 IMAGE, HEADS = seeded.TIMM['img_size'], seeded.TIMM['num_heads']
 
 NAMES = (  # timm's models that are compared in size
@@ -76,7 +74,7 @@ def record_grids():
       )
       out = out.numpy()[:, :, : new[0], : new[1]].transpose(0, 2, 3, 1)
       arrays[f'{name}/{method}'] = out
-  np.savez_compressed(HERE / 'torch_resize.npz', **arrays)
+  seeded.save('torch_resize', arrays)
 
 
 def record_kernels():
@@ -92,7 +90,7 @@ def record_kernels():
     out = resample_patch_embed(theirs, list(new))  # bicubic, antialiased
     arrays[f'{name}/kernel'] = kernel
     arrays[f'{name}/resized'] = out.numpy().transpose(2, 3, 1, 0)
-  np.savez_compressed(HERE / 'timm_patch_resize.npz', **arrays)
+  seeded.save('timm_patch_resize', arrays)
 
 
 def layer_factors():
@@ -179,7 +177,7 @@ def record_training():
     ):
       found = updated(make, given, num_steps)
       arrays |= {f'{name}/{path}': array for path, array in found.items()}
-  np.savez_compressed(HERE / 'timm_training.npz', **arrays)
+  seeded.save('timm_training', arrays)
 
 
 def record_sizes():
@@ -200,7 +198,7 @@ def record_sizes():
     count = sum(p.numel() for p in model.parameters())
     sizes[name] = [side, count, heads[0] if heads else None]
   lines = ',\n'.join(f'  "{k}": {json.dumps(v)}' for k, v in sizes.items())
-  (HERE / 'timm_sizes.json').write_text(f'{{\n{lines}\n}}\n')
+  (seeded.FOLDER / 'timm_sizes.json').write_text(f'{{\n{lines}\n}}\n')
 
 
 if __name__ == '__main__':

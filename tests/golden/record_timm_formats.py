@@ -17,7 +17,6 @@ import safetensors.numpy
 import seeded
 from PIL import Image
 
-HERE = pathlib.Path(__file__).parent
 timm, hub, vision_transformer, hybrid, resnetv2, mixer, layers, data = (
   seeded.import_torch(
     *('timm', 'timm.models._hub', 'timm.models.vision_transformer'),
@@ -143,4 +142,4 @@ def write_cases():
 
 if __name__ == '__main__':
   golden = {'read': read_cases(), 'written': write_cases()}
-  seeded.write(HERE / 'formats_timm.json', golden)
+  seeded.write('formats_timm', golden)

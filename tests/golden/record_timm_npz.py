@@ -128,7 +128,7 @@ def main():
     model = model.double().eval()
     out[name] = seeded.compute(model, released.images(size)).numpy()
     print(f'{name}: logits {out[name].min():.3f} to {out[name].max():.3f}')
-  np.savez_compressed(HERE / 'timm_npz.npz', **out)
+  seeded.save('timm_npz', out)
 
 
 if __name__ == '__main__':

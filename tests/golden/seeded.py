@@ -3,8 +3,11 @@
 import hashlib
 import importlib
 import json
+import pathlib
 
 import numpy as np
+
+FOLDER = pathlib.Path(__file__).parent
 
 # Arguments of small ViTs: timm's, transformers' and ours.
 TIMM = {
@@ -59,10 +62,17 @@ def middle_row(picture):
   return [[round(float(v), 3) for v in channel] for channel in row]
 
 
-def write(path, golden):
-  """Writes JSON with not too much in a line."""
+def write(name, golden):
+  """Write golden/NAME.json, with not too much in a line."""
   text = json.dumps(golden, separators=(',', ':'))
-  path.write_text(text.replace('},"', '},\n"') + '\n')
+  text = text.replace('},"', '},\n"') + '\n'
+  (FOLDER / f'{name}.json').write_text(text)
+
+
+def save(name, golden, dtype=None):
+  """Write golden/NAME.npz, with all arrays in one dtype if it is given."""
+  golden = {k: np.asarray(x, dtype) for k, x in golden.items()}
+  np.savez_compressed(FOLDER / f'{name}.npz', **golden)
 
 
 def digest(arrays):
