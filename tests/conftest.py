@@ -12,6 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from vit_jax.data.sources import tables
 from vit_jax.io import environment
 
 GOLDEN = pathlib.Path(__file__).with_name('golden')
@@ -64,8 +65,9 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True)
-def no_cache_is_left_behind():
-  """Restore the settings of the compilation cache, which main changes."""
+def nothing_is_left_behind():
+  """Restore the compilation cache, which main changes, and say all again."""
+  tables.say_once.cache_clear()
   names = (
     'jax_compilation_cache_dir',
     'jax_persistent_cache_min_compile_time_secs',

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from vit_jax.runs import workdirs
 
@@ -79,6 +81,11 @@ def python(
     text=True,
     timeout=timeout,
   )
+
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
+)
 
 
 def with_libtpu(code: str) -> str:

@@ -70,9 +70,8 @@ def test_config_of_the_first_hour(tmp_path, capsys):
   page = (ROOT / 'docs/first_hour.md').read_text()
   (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
   for i in range(20):
-    path = tmp_path / f'flowers/{"ab"[i % 2]}/{i}.png'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(tiny.encode(np.full((9, 9, 3), 10 * i, np.uint8)))
+    image = tiny.encode(np.full((9, 9, 3), 10 * i, np.uint8))
+    packed.write_folder(tmp_path, {f'flowers/{"ab"[i % 2]}/{i}.png': image})
   code = code.replace('/data/flowers', f'{tmp_path}/flowers')
   (tmp_path / 'mine.py').write_text(code)
   loaded = config.load(tmp_path / 'mine.py')

@@ -6,6 +6,7 @@ import re
 
 import grain  # noqa: F401 (defines absl flags, which flagsaver would drop)
 import numpy as np
+import packed
 import pytest
 import tiny
 from absl import logging
@@ -105,10 +106,9 @@ def test_the_remedy_of_an_unreadable_image_can_be_pasted(tmp_path, capsys):
   images, work = tmp_path / 'images', tmp_path / 'run'
   rng = np.random.default_rng(0)
   for i, label in enumerate('aabb' * 10):
-    path = images / label / f'{i}.png'
-    path.parent.mkdir(parents=True, exist_ok=True)
     made = tiny.encode(rng.integers(0, 256, (16, 16, 3), np.uint8))
-    path.write_bytes(made[:300] if i in (4, 6) else made)
+    made = made[:300] if i in (4, 6) else made
+    packed.write_folder(images, {f'{label}/{i}.png': made})
   preset = 'vit_jax:pretrain_folder:mae,tiny,labels'
   given = f'--config.data.source.path={images}'
   with pytest.raises(SystemExit) as stopped:

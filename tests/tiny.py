@@ -1,6 +1,7 @@
 """Tiny models, parameters, recorded arrays, and encoded images."""
 
 import io
+import json
 import pathlib
 import re
 
@@ -12,8 +13,12 @@ from PIL import Image
 from vit_jax import tree
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.parallel import sharding
+from vit_jax.runs.checkpoint import Checkpointer
+from vit_jax.step import TrainState
+from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
+GOLDEN = pathlib.Path(__file__).with_name('golden')
 VIT = {'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
 VIT |= {'embedding': PatchEmbedding(4)}
 
@@ -41,6 +46,17 @@ def weights(model, image_shape, scale=0.3, seed=0, **attributes):
   return Weights(model, params, image_shape, **attributes)
 
 
+def save_run(workdir, weights, *, ema=None, step=1):
+  """Write a workdir as training does."""
+  params = jax.tree.map(jnp.asarray, tree.unflatten(weights.params))
+  state = TrainState(jnp.int32(step), params, (), jax.random.key(0), ema)
+  checkpointer = Checkpointer(workdir)
+  checkpointer.save(step, state, {})
+  checkpointer.close()
+  about = formats.describe_use(weights)
+  (workdir / 'model.json').write_text(json.dumps(about))
+
+
 def assert_trees_close(actual, expected, *, rtol=0, atol=0, without='(?!)'):
   """Check that pytrees have the same paths, and arrays near each other.
 
@@ -55,9 +71,14 @@ def assert_trees_close(actual, expected, *, rtol=0, atol=0, without='(?!)'):
       )
 
 
+def recorded(name):
+  """Return the value of golden/NAME.json."""
+  return json.loads((GOLDEN / f'{name}.json').read_text())
+
+
 def golden(name):
   """Return {key: array} of golden/NAME.npz."""
-  with np.load(pathlib.Path(__file__).parent / f'golden/{name}.npz') as file:
+  with np.load(GOLDEN / f'{name}.npz') as file:
     return dict(file)
 
 
@@ -75,6 +96,12 @@ def frozen(objective):
   """Return the parameters of the teachers of an objective, on one device."""
   mesh = sharding.make_mesh(jax.devices()[:1])
   return {name: x.load(mesh) for name, x in objective.teachers.items()}
+
+
+def noise(height=30, width=40, channels=3):
+  """Return a uint8 image, the same for each call."""
+  rng = np.random.default_rng(0)
+  return rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
 def encode(image, kind='PNG', **options):

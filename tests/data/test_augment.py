@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from options import all_set
 from PIL import Image, ImageFilter
-from tiny import golden
+from tiny import golden, noise
 
 from vit_jax import config as config_lib
 from vit_jax.data import augment as A
@@ -36,11 +36,6 @@ EACH = (
 @pytest.fixture(scope='module')
 def recorded():
   return golden('augment')
-
-
-def _picture(height=30, width=40, channels=3):
-  rng = np.random.default_rng(0)
-  return rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
 def _rng(seed=0):
@@ -69,7 +64,7 @@ def _operate(name, image, argument=None, fill=128, kernel='nearest'):
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('transform', EACH, ids=_name)
 def test_result_depends_on_the_generator_only(transform, channels):
-  image = _picture(channels=channels)
+  image = noise(channels=channels)
   before = image.copy()
   out = [transform(image, _rng(seed)) for seed in range(60)]
   again = [pickle.loads(pickle.dumps(transform))(image, _rng(3))]
@@ -88,7 +83,7 @@ def test_draws_are_the_recorded_ones():
     *(138.302, 154.946, 128.86, 112.701, 111.852, 109.472, 121.76, 125.328),
     127.234,
   ]
-  image = _picture()
+  image = noise()
   made = [[t(image, _rng(s)).mean() for s in range(40)] for t in EACH]
   np.testing.assert_allclose(np.mean(made, 1), means, atol=0.02)
 
@@ -119,19 +114,19 @@ COLOR_ARGUMENTS = {
 @pytest.mark.parametrize('name', [*A.COLOR, *A.GEOMETRY])
 def test_one_channel_is_one_of_three_equal_ones(name, kernel):
   argument = 0.3 if name in A.GEOMETRY else COLOR_ARGUMENTS.get(name)
-  view = _picture(44, 60, 1)[41:3:-1, ::2]
+  view = noise(44, 60, 1)[41:3:-1, ::2]
   before = view.copy()
   out = _operate(name, view, argument, 9, kernel)
   three = _operate(name, np.repeat(view, 3, 2), argument, 9, kernel)
   np.testing.assert_array_equal(np.repeat(out, 3, axis=2), three)
   np.testing.assert_array_equal(view, before)  # not changed
   if name in A.GEOMETRY:  # by nothing
-    same = _operate(name, _picture(), 0, FILL, kernel)
-    np.testing.assert_array_equal(same, _picture())
+    same = _operate(name, noise(), 0, FILL, kernel)
+    np.testing.assert_array_equal(same, noise())
 
 
 def test_levels_of_operations():
-  assert not _operate('Posterize', _picture(), 0).any()
+  assert not _operate('Posterize', noise(), 0).any()
   image = np.array([[[0], [100], [127], [128], [250]]], np.uint8)
   for addition, expected in ((60, 187), (220, 255), (300, 255)):
     out = _operate('SolarizeAdd', image, addition).ravel().tolist()
@@ -154,13 +149,13 @@ SIGNED_AT_15 |= {'TranslateX': 150, 'TranslateY': 150}
 @pytest.mark.parametrize(('name', 'argument'), AT_15.items())
 def test_rand_augment_levels(name, argument):
   assert {*AT_15, *SIGNED_AT_15, 'Cutout'} == set(A.RandAugment.names)
-  made = _apply(A.RandAugment(1, 15), name, _picture())
-  np.testing.assert_array_equal(made, _operate(name, _picture(), argument))
+  made = _apply(A.RandAugment(1, 15), name, noise())
+  np.testing.assert_array_equal(made, _operate(name, noise(), argument))
 
 
 @pytest.mark.parametrize(('name', 'argument'), SIGNED_AT_15.items())
 def test_rand_augment_geometry_has_a_random_sign(name, argument):
-  image = _picture(220, 200)
+  image = noise(220, 200)
   expected = {
     _operate(name, image, sign * argument).tobytes(): sign for sign in (1, -1)
   }
@@ -183,12 +178,12 @@ def test_cutout_sizes():
 
 def test_posterize_keeps_one_bit_at_magnitude_0():
   # As TensorFlow, which shifts by at most 7 bits.
-  out = _apply(A.RandAugment(1, 0), 'Posterize', _picture())
+  out = _apply(A.RandAugment(1, 0), 'Posterize', noise())
   assert set(np.unique(out)) == {0, 128}
 
 
 def test_faults_are_off_by_default():
-  image = _picture(40, 30)
+  image = noise(40, 30)
   sound = A.RandAugment(1, 10)
   assert not sound.faults
   np.testing.assert_array_equal(_apply(sound, 'Solarize', image), image)
@@ -203,7 +198,7 @@ def test_faults_are_off_by_default():
   ('magnitude', 'threshold'), [(5, 128), (10, 0), (15, 128), (20, 0)]
 )
 def test_faulty_solarize_wraps_its_threshold(magnitude, threshold):
-  image = _picture()
+  image = noise()
   out = _apply(A.RandAugment(1, magnitude, faults=True), 'Solarize', image)
   expected = np.where(image < threshold, image, 255 - image)
   np.testing.assert_array_equal(out, expected)
@@ -213,7 +208,7 @@ def test_faulty_solarize_wraps_its_threshold(magnitude, threshold):
   ('size', 'mean'), [((40, 32), 5), ((224, 224), 196), ((256, 300), 255)]
 )
 def test_faulty_contrast_takes_the_number_of_pixels(size, mean):
-  image = _picture(*size)
+  image = noise(*size)
   out = _apply(A.RandAugment(1, 5, faults=True), 'Contrast', image)
   np.testing.assert_array_equal(out, image)  # factor 1
   out = _apply(A.RandAugment(1, 2, faults=True), 'Contrast', image)
@@ -290,7 +285,7 @@ def test_operations_are_timms(recorded, table):
 
 
 def test_layers_are_applied_with_the_probability():
-  image = _picture()
+  image = noise()
   for probability, unchanged in ((0.0, 200), (0.5, 50), (1.0, 0)):
     transform = A.TimmRandAugment(9, 0, probability=probability)
     same = sum(
@@ -365,7 +360,7 @@ def test_all_fields_of_policies_act(monkeypatch):
     (all_set(A.TrivialAugment, fill=7), [1], None, 'nearest'),
   ):
     seen.clear()
-    policy(_picture(), _rng(1))
+    policy(noise(), _rng(1))
     names, arguments, fills, kernels = zip(*seen)
     turns = {abs(x) for n, x in zip(names, arguments) if n == 'Rotate'}
     kernels = {k for n, k in zip(names, kernels) if n in A.GEOMETRY}
@@ -384,7 +379,7 @@ def test_hue_is_torchvisions(recorded):
 
 
 def test_three_augment_chooses_evenly():
-  image = _picture(60, 60)
+  image = noise(60, 60)
   made = [A.ThreeAugment()(image, _rng(seed)) for seed in range(300)]
   luma = np.asarray(Image.fromarray(image).convert('L'))[..., None]
   for known in (luma.repeat(3, 2), _operate('Solarize', image, 128)):
@@ -409,7 +404,7 @@ def test_jitter_stays_in_its_ranges_and_order_is_random(monkeypatch):
   widths = {'brightness': 0.1, 'contrast': 0.2, 'saturation': 4, 'hue': 0.4}
   jitter = all_set(A.ColorJitter, **widths)
   for seed in range(300):
-    jitter(_picture(4, 4), _rng(seed))
+    jitter(noise(4, 4), _rng(seed))
   kinds, changes = zip(*calls)
   assert len({kinds[i : i + 4] for i in range(0, len(kinds), 4)}) == 24
   for kind, low, high in (

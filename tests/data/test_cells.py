@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from vit_jax.data.sources import tables
 from vit_jax.data.targets import Classes, Grades, Labels, Numbers
 
 NAN = np.nan
@@ -59,7 +58,7 @@ REFUSED = [
   (LABELS, ['1|2000000000', '3'], 'up to 2,000,000,000 of 2'),
   *(
     (CLASSES, ['0.12', x], r'two readings.*number=x.*class_names')
-    for x in (*('1e-05', 'NA', '+1.5', '.5', '2,5', 'cat'),)
+    for x in ('1e-05', 'NA', '+1.5', '.5', '2,5', 'cat')
   ),
   (CLASSES, [['a', 'b'], ['c']], 'labels=x'),
   (CLASSES, [*map(str, range(20))], 'another cell in each of 20 rows'),
@@ -85,7 +84,6 @@ def test_two_readings_are_refused(targets, cells, message):
 
 def test_names_decide(capsys):
   """Words for missing values, and numbers, are classes if they are named."""
-  tables.say_once.cache_clear()
   labels, _ = CLASSES.encode('t', {'x': ['NA', '0.5']}, ['0.5', 'NA'])
   assert labels.tolist() == [1, 0] and not capsys.readouterr().out
   CLASSES.encode('t', {'x': ['NA', 'a', 'n/a']})

@@ -6,10 +6,10 @@ import numpy as np
 import packed
 import pytest
 import tiny
+from listed import Listed
 
 from vit_jax.data.description import Description, copies
 from vit_jax.data.pipeline import Data
-from vit_jax.data.sources import tables
 from vit_jax.data.sources.digits import Digits
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.subsets import Subset, Unlabelled, changed_rows, fingerprint
@@ -19,23 +19,6 @@ from vit_jax.reports.data import Shown
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (12, 4, 6, 3)).astype(np.uint8)
 FILES = [tiny.encode(x[None]) for x in PIXELS]
-
-
-class Listed:
-  """Images in memory with labels, as a source of one's own."""
-
-  def __init__(self, labels, names=None, targets=None, files=FILES):
-    self._labels, self.class_names = np.asarray(labels), names
-    self.targets, self.files = targets, files
-
-  def __len__(self):
-    return len(self._labels)
-
-  def __getitem__(self, i):
-    return {'image': self.files[i], 'label': self._labels[i]}
-
-  def labels(self):
-    return self._labels
 
 
 @pytest.mark.parametrize(
@@ -65,7 +48,7 @@ class Listed:
   ],
 )
 def test_lines(labels, names, targets, said, look):
-  source = Listed(labels, names and [*names], targets)
+  source = Listed(FILES, labels, names and [*names], targets)
   first, kind, sizes, *others = Description.of(source).lines()
   assert first == f'{len(labels)} images in Listed' and said in kind
   assert sizes == 'size 6x4 (all)'
@@ -75,34 +58,31 @@ def test_lines(labels, names, targets, said, look):
 
 
 def test_many_classes_are_shortened_and_none_need_be_known():
-  many = Listed(
-    np.repeat(np.arange(20), [3] * 19 + [4]), [*map(str, range(20))]
-  )
-  many.files = FILES * 8
+  labels = np.repeat(np.arange(20), [3] * 19 + [4])
+  many = Listed(FILES * 8, labels, [*map(str, range(20))])
   line = Description.of(many).lines()[1]
   assert line == '20 classes: 19 4, 0 3, 1 3, 2 3, ..., 15 3, 16 3, 17 3, 18 3'
-  lines = Description.of(Unlabelled(Listed([0, 1]))).lines()
+  lines = Description.of(Unlabelled(Listed(FILES, [0, 1]))).lines()
   assert lines == ['2 images in Listed', 'size 6x4 (all)']
   digits = Subset(Digits(split='test'), per_class=1)
   assert Description.of(digits).lines()[0] == '10 images in Digits'
-  broken = Description.of(Listed([0, 1], files=[b'x', FILES[0]]))
+  broken = Description.of(Listed([b'x', FILES[0]]))
   assert broken.sizes == 'size 6x4 (all, 1 unreadable)'
 
 
 def test_a_test_set_is_compared_with_the_training():
-  train = Listed([0, 0, 1, 1], ['a', 'b'])
-  test = Listed([0, 2], ['a', 'b', 'c'], files=FILES[3:])
+  train = Listed(FILES, [0, 0, 1, 1], ['a', 'b'])
+  test = Listed(FILES[3:], [0, 2], ['a', 'b', 'c'])
   look = Description.of(test, Description.of(train)).look
   assert any('also has images of these (1): b' in x for x in look)
   assert any('has no image of these (1): c' in x for x in look)
   assert copies(test, train) == [
     'exact copies of images of the training (1): index 0'
   ]
-  assert copies(Listed([0], files=FILES[8:]), train) == []
+  assert copies(Listed(FILES[8:], [0]), train) == []
 
 
 def test_a_table_says_what_it_has_chosen(tmp_path, capsys):
-  tables.say_once.cache_clear()
   files = {f'{i}.png': x for i, x in enumerate(FILES)}
   root = packed.write_folder(tmp_path, files | {'copy.png': FILES[0]})
   rows = [f'{i},{8 - i}.png,{"ab"[i % 2]},{i // 3},{i < 6}' for i in range(9)]

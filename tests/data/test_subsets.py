@@ -6,9 +6,9 @@ import pickle
 
 import numpy as np
 import pytest
+from listed import Listed
 
 from vit_jax.data.balance import class_weights, moments, positive_weights
-from vit_jax.data.sources import tables
 from vit_jax.data.subsets import (
   ByNames,
   Slice,
@@ -213,24 +213,13 @@ def test_labels_by_the_names_of_a_model():
   np.testing.assert_array_equal(labels(found), expected)
 
 
-class Several:
-  """240 images with a rare, a common and a missing label; 80 patients."""
-
-  def __init__(self, seed):
-    rng = np.random.default_rng(seed)
-    self.rows = np.zeros((240, 3), np.float32)
-    self.rows[rng.permutation(240)[:10], 0] = 1
-    self.rows[:, 1] = rng.random(240) < 0.4
-    self.rows[rng.random(240) < 0.1, 2] = np.nan
-
-  def __len__(self):
-    return 240
-
-  def __getitem__(self, i):
-    return {'image': b'', 'label': self.rows[i]}
-
-  def labels(self):
-    return self.rows
+def several(seed):
+  """Return 240 images with a rare, a common and a missing label."""
+  rng, rows = np.random.default_rng(seed), np.zeros((240, 3), np.float32)
+  rows[rng.permutation(240)[:10], 0] = 1
+  rows[:, 1] = rng.random(240) < 0.4
+  rows[rng.random(240) < 0.1, 2] = np.nan
+  return Listed([b''] * 240, rows)
 
 
 @pytest.mark.parametrize('size', [1, 3])
@@ -238,16 +227,15 @@ def test_several_labels_are_stratified_by_the_rarest(size):
   groups = np.arange(240) // size
   for seed in range(20):
     options = {'stratified': True, 'groups': groups}
-    part = Slice(Several(seed), '[90%:]', **options).labels()
+    part = Slice(several(seed), '[90%:]', **options).labels()
     assert part[:, 0].any() and abs(part[:, 1].mean() - 0.4) < 0.25
-  numbers = Several(0)
-  numbers.rows[0, 0] = 0.5
+  numbers = several(0)
+  numbers.given[0, 0] = 0.5
   both = [Slice(numbers, '[90%:]', stratified=x) for x in (False, True)]
   np.testing.assert_array_equal(*(x.labels() for x in both))
 
 
 def test_a_slice_of_another_size_is_said(capsys):
-  tables.say_once.cache_clear()
   Slice(Labelled(), '[:90%]', groups=['a'] * 78)
   assert "'[:90%]' has 78 of 78" not in capsys.readouterr().out  # 70
   Slice(Labelled(), '[50%:]', groups=['a'] * 60 + [*'bcdefghijklmnopqrs'])
@@ -291,21 +279,15 @@ def test_class_weights():
   np.testing.assert_allclose(class_weights(Empty()), [*expected, 1])
 
 
-class Measured(Labelled):
-  class_names = ('a', 'b')
-  values = ((1, 0), (0, np.nan), (0, 0), (np.nan, 0))
-
-  def labels(self):
-    return np.array(self.values, np.float32)
+def measured(*rows):
+  return Listed([b''] * len(rows), np.array(rows, np.float32), ('a', 'b'))
 
 
 def test_positive_weights_and_moments_are_of_known_labels():
-  assert positive_weights(Measured()) == (2.0, 1.0)
-  ages = type('Ages', (Measured,), {'values': [[1], [np.nan], [4]]})
-  (first,) = moments(ages())
-  assert first == (2.5, 1.5)
+  both = measured((1, 0), (0, np.nan), (0, 0), (np.nan, 0))
+  assert positive_weights(both) == (2.0, 1.0)
+  assert moments(measured([1], [np.nan], [4])) == ((2.5, 1.5),)
   with pytest.raises(ValueError, match='b has 1 different numbers in 4 '):
-    moments(Measured())
-  missing = type('Missing', (Measured,), {'values': [[np.nan, 1]]})
+    moments(both)
   with pytest.raises(ValueError, match='a has 0 different numbers in 1 '):
-    moments(missing())
+    moments(measured([np.nan, 1]))

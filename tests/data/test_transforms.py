@@ -8,16 +8,11 @@ import pytest
 from options import all_set
 from PIL import Image
 from record_feature_distillation import resized
-from tiny import golden
+from tiny import golden, noise
 
 from vit_jax import config as config_lib
 from vit_jax.data import transforms as T
 from vit_jax.data.vtab import Scale
-
-
-def _image(height=30, width=40, channels=3):
-  rng = np.random.default_rng(0)
-  return rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
 def _rng(seed=0):
@@ -30,9 +25,9 @@ def _build(name, **fields):
 
 @pytest.mark.parametrize('size', [(15, 20), (17, 53), (64, 64)])
 def test_resize_is_bilinear_without_antialiasing(size):
-  out = T.Resize(size)(_image(), _rng())
+  out = T.Resize(size)(noise(), _rng())
   assert out.dtype == np.uint8
-  (expected,) = resized(_image()[None].astype(np.float64), size)
+  (expected,) = resized(noise()[None].astype(np.float64), size)
   assert np.abs(out - expected).max() <= 1
 
 
@@ -48,7 +43,7 @@ def test_area_is_tensorflows(case):
 @pytest.mark.parametrize('name', ['bilinear', 'bicubic', 'lanczos'])
 @pytest.mark.parametrize('channels', [1, 3])
 def test_antialiased_is_pillows(name, channels):
-  image = _image(channels=channels)
+  image = noise(channels=channels)
   out = T.Resize((11, 13), name, antialias=True)(image, _rng())
   kind = Image.Resampling[name.upper()]
   for c in range(channels):
@@ -57,20 +52,20 @@ def test_antialiased_is_pillows(name, channels):
 
 
 def test_nearest_takes_pixel_centres():
-  out = T.Resize((10, 8), 'nearest')(_image(), _rng())
-  np.testing.assert_array_equal(out, _image()[1::3, 2::5])
+  out = T.Resize((10, 8), 'nearest')(noise(), _rng())
+  np.testing.assert_array_equal(out, noise()[1::3, 2::5])
 
 
 @pytest.mark.parametrize(
   'shape, expected', [((30, 40), (15, 20)), ((50, 20), (38, 15))]
 )
 def test_resize_small(shape, expected):
-  assert T.ResizeSmall(15)(_image(*shape), _rng()).shape == (*expected, 3)
+  assert T.ResizeSmall(15)(noise(*shape), _rng()).shape == (*expected, 3)
 
 
 def test_central_crop():
-  out = T.CentralCrop((9, 20))(_image(), _rng())
-  np.testing.assert_array_equal(out, _image()[10:19, 10:30])
+  out = T.CentralCrop((9, 20))(noise(), _rng())
+  np.testing.assert_array_equal(out, noise()[10:19, 10:30])
 
 
 def test_random_crop_reaches_every_place_equally():
@@ -83,11 +78,11 @@ def test_random_crop_reaches_every_place_equally():
 
 
 def test_flip():
-  image = _image()[3:20, 5:19]  # not contiguous
+  image = noise()[3:20, 5:19]  # not contiguous
   np.testing.assert_array_equal(T.FlipLR(1.0)(image, _rng()), image[:, ::-1])
   np.testing.assert_array_equal(T.FlipLR(0.0)(image, _rng()), image)
   rng = _rng()
-  flips = [(T.FlipLR()(_image(), rng) != _image()).any() for _ in range(400)]
+  flips = [(T.FlipLR()(noise(), rng) != noise()).any() for _ in range(400)]
   assert 150 < sum(flips) < 250
 
 
@@ -179,9 +174,9 @@ def test_all_fields_of_a_crop_act(kind):
     assert 0.28 < h * w / 1200 < 0.42 and 1.9 < w / h < 2.2
     assert (y, x, h, w) == T._box_torch(30, 40, (0.3, 0.4), (2, 2.1), _rng(1))
   size = (14, 11) if kind is T.ResizeSmall else (10, 12)  # 14.67
-  part = Image.fromarray(_image()[y : y + h, x : x + w])
+  part = Image.fromarray(noise()[y : y + h, x : x + w])
   expected = np.asarray(part.resize(size, Image.Resampling.BICUBIC))
-  np.testing.assert_array_equal(crop(_image(), _rng(1)), expected)
+  np.testing.assert_array_equal(crop(noise(), _rng(1)), expected)
 
 
 def test_several_crops_of_an_image():
@@ -189,15 +184,15 @@ def test_several_crops_of_an_image():
   how = {'interpolation': 'lanczos', 'antialias': False}
   options = {'size': (8, 6), 'count': 3, 'area': (0.5, 0.9), **how}
   options |= {'local_size': 4, 'local_count': 5, 'local_area': (0.1, 0.2)}
-  views = all_set(T.MultiCrop, **options)(_image(), _rng(2))
+  views = all_set(T.MultiCrop, **options)(noise(), _rng(2))
   rng = _rng(2)
   crop = T.InceptionCrop((8, 6), (0.5, 0.9), method='torch', **how)
-  expected = [crop(_image(), rng) for _ in range(3)]
+  expected = [crop(noise(), rng) for _ in range(3)]
   np.testing.assert_array_equal(views['image'], expected)
   crop = T.InceptionCrop(4, (0.1, 0.2), method='torch', **how)
-  expected = [crop(_image(), rng) for _ in range(5)]
+  expected = [crop(noise(), rng) for _ in range(5)]
   np.testing.assert_array_equal(views['local'], expected)
-  views = T.MultiCrop(8, local_count=0)(_image(channels=1), _rng())
+  views = T.MultiCrop(8, local_count=0)(noise(channels=1), _rng())
   assert [(k, x.shape) for k, x in views.items()] == [('image', (2, 8, 8, 1))]
   assert T.sized([T.ResizeSmall(1.5)], (32, 20)) == (T.ResizeSmall(48),)
   relative = T.MultiCrop(1.0, local_size=0.5)
@@ -261,7 +256,7 @@ _ALL = [
 
 @pytest.mark.parametrize('transform', _ALL)
 def test_one_channel_stays(transform):
-  out = transform(_image(channels=1), _rng())
+  out = transform(noise(channels=1), _rng())
   assert out.ndim == 3 and out.shape[-1] == 1
 
 
@@ -274,15 +269,15 @@ def test_transforms_can_be_written_to_files(transform):
 
 def test_tiny_images():
   for seed in range(50):
-    assert T.InceptionCrop(4)(_image(1, 1), _rng(seed)).shape == (4, 4, 3)
-    assert T.InceptionCrop(4)(_image(2, 3), _rng(seed)).shape == (4, 4, 3)
+    assert T.InceptionCrop(4)(noise(1, 1), _rng(seed)).shape == (4, 4, 3)
+    assert T.InceptionCrop(4)(noise(2, 3), _rng(seed)).shape == (4, 4, 3)
 
 
 @pytest.mark.parametrize(
   'make, message',
   [
-    (lambda: T.ResizeSmall(8, antialias=True)(_image(), _rng()), "'area'"),
-    (lambda: T.resize(_image(), 8, 'nearest', antialias=True), "'nearest'"),
+    (lambda: T.ResizeSmall(8, antialias=True)(noise(), _rng()), "'area'"),
+    (lambda: T.resize(noise(), 8, 'nearest', antialias=True), "'nearest'"),
     (lambda: _build('InceptionCrop', size=8, area=(0.9, 0.5)), 'area'),
     (lambda: _build('InceptionCrop', size=8, ratio=(2, 1)), 'ratio'),
     (lambda: T.sized([T.Resize(1.5)], None), 'needs image_size'),
@@ -296,4 +291,4 @@ def test_errors(make, message):
 @pytest.mark.parametrize('kind', [T.RandomCrop, T.CentralCrop])
 def test_crop_larger_than_the_image(kind):
   with pytest.raises(ValueError, match=r'\(31, 10\) is larger than the image'):
-    kind((31, 10))(_image(), _rng())
+    kind((31, 10))(noise(), _rng())

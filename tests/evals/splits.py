@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+from listed import Listed
 
 from vit_jax.data.sources.digits import Digits
 from vit_jax.evals.frozen import Split
@@ -19,34 +20,18 @@ def digits(split):
   return Split(x / 127.5 - 1, np.array([e['label'] for e in examples]))
 
 
-def mesh_of(num_devices):
-  if num_devices == 8:
-    return sharding.make_mesh()
-  auto = (jax.sharding.AxisType.Auto,)
-  devices = jax.devices()[:1]
-  return jax.make_mesh((1,), ('data',), devices=devices, axis_types=auto)
-
-
-class Source:
+class Source(Listed):
   """Images with given labels, some of which cannot be read."""
 
-  class_names = None
-
   def __init__(self, images, labels, num_classes, broken=()):
-    self.images, self.broken, self.reads = images, broken, 0
-    self._labels, self.num_classes = labels, num_classes
-
-  def __len__(self):
-    return len(self._labels)
+    super().__init__(images, labels)
+    self.num_classes, self.broken, self.reads = num_classes, broken, 0
 
   def __getitem__(self, i):
     self.reads += 1
     if i in self.broken:
       raise ValueError('unreadable')
-    return {'image': self.images[i], 'label': self._labels[i]}
-
-  def labels(self):
-    return np.asarray(self._labels)
+    return super().__getitem__(i)
 
   def describe(self, i):
     return f'image {i}'
@@ -64,7 +49,7 @@ class Linear:
 
 def make(cls, data, kernel, num_devices=8, **options):
   """Return an evaluator of a linear model, and its parameters."""
-  mesh = mesh_of(num_devices)
+  mesh = sharding.make_mesh(jax.devices()[:num_devices])
   evaluator = cls(
     model=Linear(kernel.shape[1]),
     preprocess=lambda images: images.astype('float32') / 255,

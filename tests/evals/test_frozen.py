@@ -59,7 +59,7 @@ def scaled(images):
 
 
 def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
-  mesh = splits.mesh_of(num_devices)
+  mesh = sharding.make_mesh(jax.devices()[:num_devices])
   data = data or {'made': {'train': source_of(31, 0), 'test': source_of(29, 1)}}
   evaluator = Frozen(
     Features(),
@@ -193,7 +193,7 @@ def test_all_readouts_in_the_context_of_a_mesh():
   }
   evaluator, params = make(readouts)
   evaluator.check(params)
-  with jax.set_mesh(splits.mesh_of(8)):
+  with jax.set_mesh(sharding.make_mesh()):
     found = evaluator.run(params)
     assert evaluator.run(params) == found  # any number of times
   assert all(isinstance(value, float) for value in found.values())

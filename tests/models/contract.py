@@ -1,7 +1,6 @@
 """Helpers of the tests of all models: parameters, gradients, comparisons."""
 
 import functools
-import pathlib
 
 import jax
 import numpy as np
@@ -9,7 +8,6 @@ import numpy as np
 from vit_jax import tree
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (4, 8, 12, 3))
 IMAGES = IMAGES.astype(np.float32)
 

@@ -17,6 +17,7 @@ from vit_jax.models import resnet
 from vit_jax.models.dense import Normalize, SwiGlu
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import PatchEmbedding
+from vit_jax.parallel.sharding import make_mesh
 
 PRODUCTS = {  # product, shapes of the inputs and of the kernel
   'matmul': (dense_lib.matmul, (50, 6), (6, 4)),
@@ -136,10 +137,7 @@ def test_the_program_for_gpus_computes_the_same(num_devices, mlp, monkeypatch):
   params = random_params(model)
   mesh = contextlib.nullcontext()
   if num_devices:
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.set_mesh(
-      jax.sharding.Mesh(jax.devices()[:num_devices], 'data', axis_types=auto)
-    )
+    mesh = jax.set_mesh(make_mesh(jax.devices()[:num_devices]))
 
   def loss(params, images):
     logits = model.apply({'params': params}, images, train=True)

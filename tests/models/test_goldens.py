@@ -5,15 +5,14 @@ for some models the mean absolute initial value of each, and the first logits
 with parameters that `noisy` makes.
 """
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import GOLDEN, TINY_VIT
+from contract import TINY_VIT
 from contract import tiny as vit
 from nightly import nightly
+from tiny import recorded
 
 from vit_jax import tree
 from vit_jax.models.axial import AxialResNet, AxialViT
@@ -24,7 +23,7 @@ from vit_jax.models.posemb import Learned, Learned2d, Relative
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import PatchEmbedding
 
-EXPECTED = json.loads((GOLDEN / 'models.json').read_text())
+EXPECTED = recorded('models')
 ONE = {'pooling': ClassToken(num_registers=1)}
 ALL = {
   'head': Head(representation_size=20),

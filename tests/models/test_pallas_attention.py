@@ -6,7 +6,6 @@ its blocks.
 """
 
 import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,12 @@ import numpy as np
 import pytest
 from contract import formula, logits_and_grads, random_params, tiny
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from processes import with_libtpu
+from jax.sharding import NamedSharding, PartitionSpec
+from processes import needs_libtpu, with_libtpu
 
 from vit_jax.models.attention import attention
 from vit_jax.models.pallas import attention as pallas_attention
+from vit_jax.parallel.sharding import make_mesh
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SHAPES = {  # name: tokens, heads, width of a head
@@ -88,9 +88,7 @@ def test_huge_scores_do_not_overflow():
   'axes', [{'data': 8}, {'data': 2, 'fsdp': 2, 'model': 2}]
 )
 def test_examples_and_heads_are_split_over_a_mesh(axes):
-  mesh = jax.make_mesh(
-    tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes)
-  )
+  mesh = make_mesh(**axes)
   of_batch = tuple(name for name in axes if name != 'model')
   of_heads = 'model' if 'model' in axes else None
   sharding = NamedSharding(mesh, PartitionSpec(of_batch, None, of_heads))
@@ -106,9 +104,7 @@ def test_examples_and_heads_are_split_over_a_mesh(axes):
 
 
 def test_what_does_not_divide_is_not_split():
-  mesh = jax.make_mesh(
-    (4, 2), ('data', 'model'), axis_types=(AxisType.Auto,) * 2
-  )
+  mesh = make_mesh(data=4, model=2)
   arrays = draw(5, 3, 64, jnp.float32, batch=1)
   with jax.set_mesh(mesh):
     found = jax.jit(pallas_attention.attend)(*arrays[:3])
@@ -201,9 +197,7 @@ def test_takes_published_shapes(width, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-  importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
-)
+@needs_libtpu
 def test_compiles_for_tpus():
   code = """
 import jax

@@ -4,14 +4,13 @@ No test here can show that a TPU runs them, see test_pallas_attention.py.
 """
 
 import functools
-import importlib.util
 
 import jax
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
-from processes import with_libtpu
+from processes import needs_libtpu, with_libtpu
 
 from vit_jax.models import dense
 from vit_jax.models.axial import AxialViT
@@ -20,12 +19,7 @@ from vit_jax.models.pallas import choice
 from vit_jax.models.pallas import layer as pallas_layer
 from vit_jax.models.pallas.layer import KernelBlock, KernelLayers
 from vit_jax.models.posemb import Layout, Relative
-from vit_jax.models.vit import (
-  Block,
-  Layers,
-  PatchEmbedding,
-  VisionTransformer,
-)
+from vit_jax.models.vit import Block, Layers, PatchEmbedding, VisionTransformer
 from vit_jax.parallel import sharding
 
 B, N, D, M = 8, 13, 128, 256
@@ -200,9 +194,7 @@ def test_which_widths_fit(width, hidden, dtype, fits):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-  importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
-)
+@needs_libtpu
 def test_compiles_for_tpus():
   code = """
 from vit_jax import config

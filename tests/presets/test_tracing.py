@@ -1,6 +1,5 @@
 """Every config is checked, and one of each kind is traced, in shapes only."""
 
-import json
 import re
 
 import jax
@@ -10,6 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 from nightly import nightly
 from preset_configs import CLASSES, ROOT, VARIANTS, load_config, variants
+from tiny import recorded
 
 from vit_jax import config as configs
 from vit_jax.config import resolve
@@ -59,10 +59,9 @@ def test_each_key_of_an_evaluation_is_known(name, argument):
   configs.plan_run(load_config(name, argument))
 
 
-GOLDEN = ROOT / 'tests' / 'golden' / 'parameters.json'
 PARAMETERS = {  # with 1000 classes at 224 px
   re.sub('ViT-|BiT-', '', name): count
-  for name, count in json.loads(GOLDEN.read_text()).items()
+  for name, count in recorded('parameters').items()
 }
 
 

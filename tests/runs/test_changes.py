@@ -5,8 +5,9 @@ import shutil
 
 import ml_collections
 import numpy as np
+import packed
 import pytest
-from PIL import Image
+import tiny
 
 from vit_jax import config as configs
 from vit_jax import study
@@ -147,12 +148,12 @@ def test_changes_are_recorded(tmp_path):
 
 
 def folder_of(path):
+  files = {}
   for name, count in {'daisy': 3, 'roses': 2}.items():
-    (path / name).mkdir(parents=True)
     for i in range(count):
-      image = Image.fromarray(np.full((4, 4, 3), 9 * i, np.uint8))
-      image.save(path / name / f'{i}.png')
-  return path
+      image = np.full((4, 4, 3), 9 * i, np.uint8)
+      files[f'{name}/{i}.png'] = tiny.encode(image)
+  return packed.write_folder(path, files)
 
 
 def basis_of_folder(path):

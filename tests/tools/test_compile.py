@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 import pytest
 from absl.testing import flagsaver
-from processes import python, with_libtpu
+from processes import needs_libtpu, python, with_libtpu
 
 from vit_jax import config as configs
 from vit_jax import main as program
@@ -21,7 +21,6 @@ from vit_jax.tools.compile import lowering, rows
 from vit_jax.tools.compile.hlo import costs, num_bytes
 from vit_jax.tools.compile.roofline import roofline
 
-HAS_LIBTPU = importlib.util.find_spec('libtpu') is not None
 HAS_CUDA = importlib.util.find_spec('jax_cuda12_plugin') is not None
 
 LOOP = """\
@@ -488,7 +487,7 @@ def get_config(name):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_LIBTPU, reason='needs libtpu')
+@needs_libtpu
 def test_tpu():
   code = """
 import pytest

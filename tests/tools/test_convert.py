@@ -1,30 +1,21 @@
 """What is written is what was read, and is whole or not there."""
 
+import functools
 import json
 
-import jax
+import in_process
 import numpy as np
 import pytest
 from processes import python
+from small import logits
 
-from vit_jax import config, pretrained, tree
+from vit_jax import config, pretrained
 from vit_jax.data.targets import Classes, Grades, Numbers
 from vit_jax.models.pooling import OrdinalHead, ScaledHead
 from vit_jax.tools import convert
 from vit_jax.weights import export, formats
 
-
-def call(*args):
-  """None, or the message that the command ends with."""
-  try:
-    convert.main([str(a) for a in args])
-  except SystemExit as exit:
-    return exit.code
-
-
-def logits(weights, images):
-  params = {'params': tree.unflatten(weights.params)}
-  return np.asarray(jax.jit(weights.model.apply)(params, images))
+call = functools.partial(in_process.call, convert)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ import json
 import pathlib
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -19,15 +17,11 @@ import draw_features
 import draw_masked_patches
 import find_augreg
 
-from vit_jax import tree
 from vit_jax.data import augment
 from vit_jax.models.dense import Normalize
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import PatchEmbedding
 from vit_jax.objectives.masked_patches import Pixels, cut
-from vit_jax.runs import workdirs
-from vit_jax.runs.checkpoint import Checkpointer
-from vit_jax.step import TrainState
 
 TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
 SOURCE = {
@@ -48,21 +42,7 @@ MODEL = tiny.vit(
 def workdir(tmp_path_factory):
   """The workdir of a run, without the run."""
   path = tmp_path_factory.mktemp('run')
-  weights = tiny.weights(MODEL, (8, 12, 3))
-  params = jax.tree.map(jnp.asarray, tree.unflatten(weights.params))
-  checkpointer = Checkpointer(path)
-  state = TrainState(jnp.int32(1), params, (), jax.random.key(0))
-  checkpointer.save(1, state, {})
-  checkpointer.close()
-  workdirs.record_model(
-    path,
-    model=MODEL,
-    preprocess=weights.preprocess,
-    transforms=None,
-    image_shape=weights.image_shape,
-    class_names=None,
-    activation='softmax',
-  )
+  tiny.save_run(path, tiny.weights(MODEL, (8, 12, 3)))
   evaluator = {
     'target': 'vit_jax.evals.masked_patches.MaskedPatches',
     'data': {'source': SOURCE | {'seed': 1}, 'batch_size': 8},

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import pathlib
 
+import in_process
 import jax
 import numpy as np
 import pytest
@@ -137,11 +138,7 @@ def test_obstacles(model, make_weights):
   }
 
 
-def call(*args):
-  """Exit status of the command."""
-  with pytest.raises(SystemExit) as exit:
-    command.main([str(a) for a in args])
-  return exit.value.code
+call = functools.partial(in_process.call, command)
 
 
 def test_command(

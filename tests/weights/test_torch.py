@@ -4,8 +4,6 @@ The goldens were recorded by golden/record_timm_formats.py and record_hf.py.
 """
 
 import dataclasses
-import json
-import pathlib
 
 import jax
 import numpy as np
@@ -14,6 +12,7 @@ import seeded
 from nightly import nightly
 from PIL import Image
 from small import equal, logits
+from tiny import recorded
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
@@ -24,17 +23,9 @@ from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.weights import bundle, family, huggingface, image_configs, timm
 from vit_jax.weights.families import timm_vit
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 FORMATS = {'timm': timm, 'hf': huggingface}
-CASES = {
-  format: json.loads((GOLDEN / f'formats_{format}.json').read_text())
-  for format in FORMATS
-}
+CASES = {format: recorded(f'formats_{format}') for format in FORMATS}
 READ = [(format, name) for format in FORMATS for name in CASES[format]['read']]
-SMALL = {
-  **{'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
-  **{'embedding': PatchEmbedding((4, 2)), 'num_classes': 5},
-}
 OURS = {  # as the recorders have them
   ('timm', 'token'): {'depth': 2},
   ('timm', 'exact'): {'block.mlp': Gelu('exact'), 'posemb': SinCos2d()},
@@ -148,14 +139,14 @@ def test_what_is_read_computes_the_same(format, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(('format', 'name'), OURS)
 def test_what_was_loaded_computes_the_same(format, name):
-  weights = seeded.model_weights(SMALL | OURS[format, name])
+  weights = seeded.model_weights(OURS[format, name])
   check_logits(weights, CASES[format]['written'][name], name)
 
 
 @pytest.mark.parametrize(('format', 'name'), OURS)
 def test_what_is_written_is_what_was_loaded(format, name):
   """timm and transformers loaded it when it was recorded; so do we."""
-  fields, case = SMALL | OURS[format, name], CASES[format]['written'][name]
+  fields, case = OURS[format, name], CASES[format]['written'][name]
   weights = seeded.model_weights(fields)
   arrays, files = FORMATS[format].write(weights)
   expected = case.get('files', {'config.json': case.get('config')})
@@ -334,7 +325,7 @@ def test_other_forms_of_the_same_arrays():
 
 
 def test_use_of_timm_travels():
-  weights = seeded.model_weights(SMALL, activation='sigmoid')
+  weights = seeded.model_weights({}, activation='sigmoid')
   _, files = timm.write(weights)
   assert files['config.json']['activation'] == 'sigmoid'
   weights = read('timm', 'token')
@@ -455,8 +446,7 @@ def test_images_are_cut_as_by_transformers(shape):
 )
 def test_transforms_are_written(transforms, large, mode, method, notes):
   size = 24 if large == 59 else 16
-  fields = SMALL | {'image_shape': (size, size, 3)}
-  fields['embedding'] = PatchEmbedding(4)
+  fields = {'image_shape': (size, size, 3), 'embedding': PatchEmbedding(4)}
   weights = seeded.model_weights(fields, transforms=transforms)
   _, files = timm.write(weights)
   data = files['config.json']['pretrained_cfg']

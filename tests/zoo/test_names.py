@@ -6,15 +6,14 @@ code too; the others follow from the shapes.
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 from nightly import nightly
+from tiny import recorded
 
 from vit_jax.models.dense import BlockOptions
 from vit_jax.models.mixer import MlpMixer
@@ -24,9 +23,7 @@ from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.tools import names as tool
 from vit_jax.zoo import names, published
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
-SIZES = json.loads((GOLDEN / 'timm_sizes.json').read_text())
-PARAMETERS = json.loads((GOLDEN / 'parameters.json').read_text())
+SIZES, PARAMETERS = recorded('timm_sizes'), recorded('parameters')
 
 
 @functools.cache

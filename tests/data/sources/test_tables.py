@@ -5,7 +5,6 @@ import packed
 import pytest
 
 from vit_jax.data import images, pipeline
-from vit_jax.data.sources import tables
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.targets import Grades, Labels, Numbers
@@ -15,7 +14,6 @@ STEMS = [f'{i:03d}' for i in range(6)]
 
 @pytest.fixture
 def root(tmp_path):
-  tables.say_once.cache_clear()
   files = [*(f'pictures/{x}.jpg' for x in STEMS), 'masks/p.PNG']
   return packed.write_folder(tmp_path, dict.fromkeys(files, b'x'))
 
