@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import short_run
 from jax.sharding import PartitionSpec as P
 from options import all_set, note_choices
 
@@ -24,7 +25,6 @@ from vit_jax.evals import evaluators
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
 from vit_jax.models.dense import Normalize
-from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.sharding import MeshSizes, fsdp
@@ -32,8 +32,7 @@ from vit_jax.reports import worst
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import load_params
 from vit_jax.runs.records import read_records
-from vit_jax.train import train
-from vit_jax.training import Evaluation, Training
+from vit_jax.training import Evaluation
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.zoo import names
@@ -46,19 +45,13 @@ def _evaluator(data=TEST, **options):
   return functools.partial(Classification, data=data, **options)
 
 
-def _train(workdir, lr=0.01, **options):
-  return train(
-    workdir,
-    Training(
-      model=MODEL,
-      data=Data(Digits(split='train'), 64),
-      objective=softmax_xent,
-      optimizer=Optimizer(optax.adam),
-      schedule=Schedule(lr),
-      preprocess=Normalize(mean=100.0),
-      **options,
-    ),
-  )
+_train = functools.partial(
+  short_run.run,
+  model=MODEL,
+  optimizer=Optimizer(optax.adam),
+  schedule=Schedule(0.01),
+  preprocess=Normalize(mean=100.0),
+)
 
 
 @pytest.fixture(scope='module')

@@ -7,8 +7,6 @@ float32 rounds in different orders.
 import contextlib
 import dataclasses
 import functools
-import json
-import pathlib
 import runpy
 
 import jax
@@ -16,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import short_run
 import tiny
 from synthetic import Synthetic
 from tiny import assert_trees_close
@@ -28,13 +27,9 @@ from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
-from vit_jax.runs.monitor import Logging
 from vit_jax.runs.records import read_records
 from vit_jax.step import TrainState, init_state, train_step
-from vit_jax.train import train
-from vit_jax.training import Training
 
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
 SOURCE = functools.partial(
   Synthetic, image_size=8, num_classes=4, num_examples=64, learnable=True
 )
@@ -83,8 +78,8 @@ def sgd(lr=0.1):
 
 
 def test_loss_curve_is_the_recorded_one():
-  module = runpy.run_path(str(GOLDEN / 'record_loss_curve.py'))
-  recorded = json.loads((GOLDEN / 'loss_curve.json').read_text())
+  module = runpy.run_path(str(tiny.GOLDEN / 'record_loss_curve.py'))
+  recorded = tiny.recorded('loss_curve')
   curve = module['losses']()
   if recorded['build'] == module['build_id']():
     assert curve == recorded['loss_and_grad_norm']
@@ -124,20 +119,16 @@ def test_losses_of_one_device(
 ):
   if 'model' in mesh:  # on two slices
     monkeypatch.setattr(sharding, 'slice_of', lambda device: device.id % 2)
-  state = train(
+  state = short_run.run(
     tmp_path,
-    Training(
-      model=tiny.vit(num_classes=None, dropout=0.2),
-      data=Data(SOURCE(), batch_size=16),
-      objective=softmax_xent,
-      optimizer=ADAMW,
-      schedule=WARMUP,
-      total=steps(5),
-      seed=3,
-      mesh=sharding.MeshSizes(**mesh),
-      sharding=rules,
-      logging=Logging(every=steps(1)),
-    ),
+    model=tiny.vit(num_classes=None, dropout=0.2),
+    data=Data(SOURCE(), batch_size=16),
+    optimizer=ADAMW,
+    schedule=WARMUP,
+    total=steps(5),
+    seed=3,
+    mesh=sharding.MeshSizes(**mesh),
+    sharding=rules,
   )
   records = [r for r in read_records(tmp_path) if 'train/loss' in r]
   losses = [[r['train/loss'], r['train/grad_norm']] for r in records]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import short_run
 from options import all_set, note_choices
 
 from vit_jax.config import Partial, Provenance
@@ -88,23 +89,12 @@ def nan_from(model, *, preprocess, step, update_only=False):
   return loss_fn
 
 
-SGD = Optimizer(optax.sgd)
-
-
-def run(workdir, **options):
-  options = {
-    'model': functools.partial(Linear),
-    'data': Data(Digits(split='train'), batch_size=16),
-    'objective': softmax_xent,
-    'optimizer': SGD,
-    'schedule': Schedule(lr=1.0, decay='constant'),
-    'total': steps(6),
-    'checkpoints': Checkpoints(every=steps(3)),
-    'logging': Logging(every=steps(1)),
-    **options,
-  }
-  call = {k: options.pop(k) for k in ('provenance', 'dry_run') if k in options}
-  return train(workdir, Training(**options), **call)
+run = functools.partial(
+  short_run.run,
+  model=functools.partial(Linear),
+  total=steps(6),
+  checkpoints=Checkpoints(every=steps(3)),
+)
 
 
 def steps_of(workdir, key='train/loss', of='step'):

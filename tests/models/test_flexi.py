@@ -1,21 +1,20 @@
 """Patches of several sizes: parameters of one size, and runs that resume."""
 
 import dataclasses
+import functools
 import types
 
 import jax
 import numpy as np
 import optax
 import pytest
+import short_run
 import tiny
 
 from vit_jax import tree
 from vit_jax.config import Provenance
-from vit_jax.data.pipeline import Data
-from vit_jax.data.sources.digits import Digits
 from vit_jax.durations import steps
 from vit_jax.models import flexi, resample
-from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.pretrained import fit
@@ -23,8 +22,7 @@ from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.monitor import Logging
 from vit_jax.runs.records import read_records
 from vit_jax.tools.convert import save
-from vit_jax.train import train
-from vit_jax.training import Evaluation, Training
+from vit_jax.training import Evaluation
 from vit_jax.weights import formats
 
 EMBEDDING = flexi.FlexiPatches(4, kernel_size=3)
@@ -34,22 +32,16 @@ MODEL = tiny.vit(
 SIZES = flexi.RandomPatches((2, 4, (4, 2)), weights=(1.0, 1.0, 0.0))
 
 
-def run(workdir, **options):
-  data = Data(Digits(split='train'), batch_size=16)
-  options = {
-    'model': MODEL,
-    'data': data,
-    'objective': softmax_xent,
-    'optimizer': Optimizer(optax.adam),
-    'schedule': Schedule(lr=0.01, decay='constant'),
-    'total': steps(8),
-    'variants': SIZES,
-    'checkpoints': Checkpoints(every=steps(3)),
-    'logging': Logging(every=steps(8)),
-    **options,
-  }
-  call = {k: options.pop(k) for k in ('provenance',) if k in options}
-  return train(workdir, Training(**options), **call)
+run = functools.partial(
+  short_run.run,
+  model=MODEL,
+  optimizer=Optimizer(optax.adam),
+  schedule=Schedule(lr=0.01, decay='constant'),
+  total=steps(8),
+  variants=SIZES,
+  checkpoints=Checkpoints(every=steps(3)),
+  logging=Logging(every=steps(8)),
+)
 
 
 def test_a_run_equals_plain_models_and_resumes(tmp_path, capsys):

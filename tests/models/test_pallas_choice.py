@@ -6,32 +6,21 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+import short_run
 from contract import TINY_VIT
 
 from vit_jax.config import Provenance
-from vit_jax.data.pipeline import Data
-from vit_jax.data.sources.digits import Digits
 from vit_jax.durations import steps
 from vit_jax.models.attention import BOUNDS, attention, check
 from vit_jax.models.dense import BlockOptions
 from vit_jax.models.pallas import attention as pallas_attention
 from vit_jax.models.pallas import choice
-from vit_jax.models.pallas.choice import (
-  Chooser,
-  compile_layer,
-  implementations,
-)
+from vit_jax.models.pallas.choice import Chooser, compile_layer, implementations
 from vit_jax.models.posemb import Relative
 from vit_jax.models.rotary import RotaryAxial
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
-from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.distillation import Distillation, Teacher
-from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Schedule
-from vit_jax.train import train
-from vit_jax.training import Training
 
 MODEL = VisionTransformer(**TINY_VIT)
 IMAGES = jax.ShapeDtypeStruct((1, 8, 12, 3), jnp.float32)
@@ -177,20 +166,15 @@ def test_a_run_records_its_choices_and_resumes_with_them(tmp_path, monkeypatch):
     embedding=PatchEmbedding(4), num_classes=None, depth=1, num_heads=4
   )
 
-  def run(workdir, seconds, model=small, total=1, objective=softmax_xent):
+  def run(workdir, seconds, model=small, total=1, **options):
     clock = iter(seconds)
     monkeypatch.setattr(choice, 'seconds_per_call', lambda *_: next(clock))
-    train(
+    short_run.run(
       workdir,
-      Training(
-        model=model,
-        data=Data(Digits(split='train'), batch_size=16, num_threads=1),
-        objective=objective,
-        optimizer=Optimizer(optax.sgd),
-        schedule=Schedule(lr=0.1, decay='constant'),
-        total=steps(total),
-      ),
+      model=model,
+      total=steps(total),
       provenance=Provenance(allow_changes=('total_steps',)),
+      **options,
     )
     file = workdir / 'attention.json'
     return json.loads(file.read_text()) if file.exists() else {}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import short_run
 import tiny
 from jax.experimental.compilation_cache import compilation_cache
 from nightly import nightly
@@ -40,13 +41,10 @@ from vit_jax.optim.schedules import Ema
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
-from vit_jax.runs.monitor import Logging
 from vit_jax.runs.records import read_records
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import make_step
 from vit_jax.step import Term, TrainState, as_objective
-from vit_jax.train import train
-from vit_jax.training import Training
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
@@ -231,20 +229,17 @@ def run(workdir, name, path, **options):
   if name == 'anchored':  # as it is used: from the start, with a new head
     options = {'init_from': InitFrom(path)} | options
     rule = Optimizer(optax.adamw, freeze=('(?!objective/).*',), thaw=steps(1))
-  return train(
+  return short_run.run(
     workdir,
-    Training(
-      model=model_of(name),
-      data=data_of(name),
-      objective=OBJECTIVES[name](path),
-      optimizer=rule,
-      schedule=lambda timeline: lambda step: 1e-2,
-      total=steps(4),
-      checkpoints=Checkpoints(every=steps(2), keep_last=2),
-      mesh=MeshSizes(data=2, fsdp=2, model=2),
-      logging=Logging(every=steps(1)),
-      **options,
-    ),
+    model=model_of(name),
+    data=data_of(name),
+    objective=OBJECTIVES[name](path),
+    optimizer=rule,
+    schedule=lambda timeline: lambda step: 1e-2,
+    total=steps(4),
+    checkpoints=Checkpoints(every=steps(2), keep_last=2),
+    mesh=MeshSizes(data=2, fsdp=2, model=2),
+    **options,
   )
 
 

@@ -4,9 +4,9 @@ import functools
 
 import jax
 import numpy as np
-import optax
 import pytest
 import scipy.special
+import short_run
 import tiny
 from jax.sharding import PartitionSpec as P
 from options import all_set, note_choices
@@ -21,12 +21,9 @@ from vit_jax.models.pooling import DistillationToken
 from vit_jax.objectives import mixing
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.distillation import Distillation, Teacher
-from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.step import Context
-from vit_jax.train import train
-from vit_jax.training import Training
 from vit_jax.weights import formats
 
 RNG = np.random.default_rng(0)
@@ -256,21 +253,15 @@ def test_other_classes_of_the_teacher_are_refused(tmp_path, monkeypatch):
   source.class_names = ['a', 'b', 'c', 'd']
 
   def run(rules=None, **fields):
-    teacher = Teacher(path, **fields)
-    return train(
+    how = {'teacher': Teacher(path, **fields), 'kind': 'hard', 'weight': 0.5}
+    return short_run.run(
       tmp_path / 'run',
-      Training(
-        model=TWO_HEADS,
-        data=Data(source, 8),
-        objective=functools.partial(
-          Distillation, teacher=teacher, kind='hard', weight=0.5
-        ),
-        optimizer=Optimizer(optax.adam),
-        schedule=lambda timeline: lambda step: 1e-3,
-        total=steps(4),
-        mesh=MeshSizes(data=2, fsdp=2, model=2),
-        sharding=rules,
-      ),
+      model=TWO_HEADS,
+      data=Data(source, 8),
+      objective=functools.partial(Distillation, **how),
+      total=steps(4),
+      mesh=MeshSizes(data=2, fsdp=2, model=2),
+      sharding=rules,
       dry_run=True,
     )
 
