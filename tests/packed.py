@@ -40,6 +40,11 @@ def all_of(source):
   return [source[i] for i in range(len(source))]
 
 
+def stack(source):
+  """Return all images."""
+  return np.stack([x['image'] for x in all_of(source)])
+
+
 def contents(source):
   """Return [(bytes, class name)] of all examples."""
   return [(x['image'], source.class_names[x['label']]) for x in all_of(source)]

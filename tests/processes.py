@@ -206,15 +206,9 @@ def free_port() -> int:
 def join(count: int) -> list[tuple[str, ...]]:
   """Return the flags of `count` processes that join each other."""
   address = f'localhost:{free_port()}'
-  return [
-    (
-      '--distributed',
-      f'--coordinator_address={address}',
-      f'--num_processes={count}',
-      f'--process_id={i}',
-    )
-    for i in range(count)
-  ]
+  shared = '--distributed', f'--coordinator_address={address}'
+  shared += (f'--num_processes={count}',)
+  return [(*shared, f'--process_id={i}') for i in range(count)]
 
 
 def steps(workdir: pathlib.Path) -> list[int]:

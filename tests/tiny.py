@@ -1,5 +1,6 @@
 """Tiny models, parameters, recorded arrays, and encoded images."""
 
+import functools
 import io
 import json
 import pathlib
@@ -14,7 +15,7 @@ from vit_jax import tree
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpointer
-from vit_jax.step import TrainState
+from vit_jax.step import TrainState, train_step
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
@@ -44,6 +45,18 @@ def weights(model, image_shape, scale=0.3, seed=0, **attributes):
   params = normal_params(model, image_shape, scale, seed)
   params = tree.unstack_blocks(params)
   return Weights(model, params, image_shape, **attributes)
+
+
+def first_state(params, tx, step=0, **fields):
+  """Return the TrainState of parameters that an optimizer has not changed."""
+  opt_state, key = jax.jit(tx.init)(params), jax.random.key(0)
+  return TrainState(np.int32(step), params, opt_state, key, **fields)
+
+
+def compiled_step(loss_fn, tx, **options):
+  """Return the function (state, batch) -> (state, metrics) of training."""
+  step = functools.partial(train_step, loss_fn=loss_fn, tx=tx, **options)
+  return jax.jit(step)
 
 
 def save_run(workdir, weights, *, ema=None, step=1):

@@ -1,7 +1,6 @@
 """The steps of golden/record_dinov2.py, taken by this package."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from vit_jax.objectives.anchor import Anchored
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import DinoHead
 from vit_jax.objectives.dinov2 import DinoV2
-from vit_jax.step import TrainState, train_step
 
 HEAD = DinoHead(recorder.OUTPUTS, recorder.HIDDEN, recorder.BOTTLENECK, False)
 MODEL = VisionTransformer(
@@ -78,17 +76,9 @@ def compare(name):
     frozen = {'start': parameters(1)}
   tx = optax.adamw(recorder.LR, eps=recorder.EPS, weight_decay=recorder.DECAY)
   params = parameters()
-  state = TrainState(
-    step=np.int32(0),
-    params=params,
-    opt_state=jax.jit(tx.init)(params),
-    rng=jax.random.key(0),
-    ema=jax.tree.map(lambda x: np.float32(0.9) * x, params),
-  )
-  make = functools.partial(
-    train_step, loss_fn=loss_fn, tx=tx, ema_weight=loss_fn.ema_weight
-  )
-  step, found = jax.jit(make), []
+  ema = jax.tree.map(lambda x: np.float32(0.9) * x, params)
+  state, found = tiny.first_state(params, tx, ema=ema), []
+  step = tiny.compiled_step(loss_fn, tx, ema_weight=loss_fn.ema_weight)
   for i in range(recorder.STEPS):
     state, metrics = step(state, recorder.crops(i), teachers=frozen)
     terms = sorted(

@@ -44,7 +44,7 @@ from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
 from vit_jax.runs.records import read_records
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import make_step
-from vit_jax.step import Term, TrainState, as_objective
+from vit_jax.step import Term, as_objective
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
@@ -150,14 +150,8 @@ def start(name, path, axes, **options):
     lambda k, x: np.float32(rng.normal(k.endswith('scale'), 0.2, x.shape)),
     shapes.params,
   )
-  state = TrainState(
-    step=np.int32(0),
-    params=params,
-    opt_state=tx.init(params),
-    rng=jax.random.key(0),
-    ema=params if shapes.ema is not None else None,
-    carried=made.carried(),
-  )
+  ema = None if shapes.ema is None else params
+  state = tiny.first_state(params, tx, ema=ema, carried=made.carried())
   placed = jax.device_put(state, jax.tree.map(lambda x: x.sharding, shapes))
   return placed, shapes, step
 

@@ -18,7 +18,7 @@ from vit_jax.models.dense import Normalize
 from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import Dino, DinoHead, SimDino
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.step import Seen, TrainState, train_step
+from vit_jax.step import Seen, TrainState
 from vit_jax.weights import timm
 
 KEY = jax.random.key(0)
@@ -63,19 +63,13 @@ def make(kind=Dino, model=None, **fields):
   return kind(model, preprocess=Normalize(), **given | fields)
 
 
-def start(loss_fn, tx=None, step=0):
+def start(loss_fn, tx=optax.identity(), step=0):
   """Return the first TrainState, with the recorded parameters."""
   params = jax.tree.map(np.asarray, first()[1])
   if isinstance(loss_fn, SimDino):
     del params['objective']['last']
-  return TrainState(
-    step=np.int32(step),
-    params=params,
-    opt_state=tx and tx.init(params),
-    rng=KEY,
-    ema=params,
-    carried=loss_fn.carried(),
-  )
+  fields = {'ema': params, 'carried': loss_fn.carried()}
+  return tiny.first_state(params, tx, step, **fields)
 
 
 def grads_of(loss_fn, state, batch):
@@ -170,11 +164,7 @@ def test_ten_steps_are_those_of_pytorch():
   state = start(loss_fn, tx)
   _, grads = grads_of(loss_fn, state, recorder.crops(0))
   assert_close(grads, read(part('grad/')), 1e-5, 1e-5)
-  step = jax.jit(
-    functools.partial(
-      train_step, loss_fn=loss_fn, tx=tx, ema_weight=loss_fn.ema_weight
-    )
-  )
+  step = tiny.compiled_step(loss_fn, tx, ema_weight=loss_fn.ema_weight)
   losses = []
   for i in range(recorder.STEPS):
     state, metrics = step(state, recorder.crops(i))

@@ -25,7 +25,7 @@ from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.feature_distillation import FeatureDistillation
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.parallel import sharding
-from vit_jax.step import Context, TrainState, train_step
+from vit_jax.step import Context
 from vit_jax.weights import formats
 
 KEY = jax.random.key(0)
@@ -125,9 +125,8 @@ def test_ten_steps_are_those_of_the_formulas(recorded):
   tx = optax.adamw(**recorder.ADAMW)
   params = weights(stem=recorder.weights()['stem'])
   queue = np.zeros((recorder.QUEUE, recorder.TEACHER), np.float32)
-  first = jax.jit(tx.init)(params)
-  state = TrainState(np.int32(0), params, first, KEY, carried=queue)
-  step = jax.jit(functools.partial(train_step, loss_fn=recorded, tx=tx))
+  state = tiny.first_state(params, tx, carried=queue)
+  step = tiny.compiled_step(recorded, tx)
   losses = []
   for i in range(recorder.STEPS):
     state, metrics = step(state, recorder.inputs(i + 1))

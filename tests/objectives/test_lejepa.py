@@ -86,9 +86,8 @@ def test_ten_steps_are_those_of_pytorch(monkeypatch):
 
   options = dict(record_lejepa.ADAMW)
   tx = optax.adamw(options.pop('lr'), **options)
-  step = jax.jit(functools.partial(train_step, loss_fn=loss_fn, tx=tx))
-  first = jax.jit(tx.init)(params)
-  state, losses = TrainState(np.int32(0), params, first, KEY), []
+  step = tiny.compiled_step(loss_fn, tx)
+  state, losses = tiny.first_state(params, tx), []
   for i, slices in enumerate(GOLDEN['step_slices']):
     state, metrics = step(state, batch_of(i) | {'slices': slices})
     names = 'loss', 'invariance', 'regularization'

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
+import tiny
 from nightly import nightly
 
 from configs import common
@@ -16,7 +17,6 @@ from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import sigmoid_loss
 from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixed, Mixup
 from vit_jax.parallel import sharding
-from vit_jax.step import TrainState, train_step
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (16, 4, 6, 3), np.uint8)
@@ -230,20 +230,11 @@ def test_micro_batches_have_the_mixtures_of_the_whole_batch():
 
   loss_fn = wrap(spy, Choice((Mixup(0.8), Cutmix(1.0)), (0.5, 0.5)))
   params, tx = {'w': jnp.ones(())}, optax.sgd(1.0)
-  step_fns = [
-    jax.jit(
-      functools.partial(train_step, loss_fn=loss_fn, tx=tx, accum_steps=count)
-    )
-    for count in (1, 4)
-  ]
-  images = set()
+  step_fns = [tiny.compiled_step(loss_fn, tx, accum_steps=n) for n in (1, 4)]
+  images, batch = set(), BATCH | {'place': np.arange(16)}
   for step in range(5):
-    state = TrainState(
-      jnp.int32(step), params, tx.init(params), jax.random.key(0)
-    )
-    whole, parts = (
-      fn(state, BATCH | {'place': np.arange(16)})[1] for fn in step_fns
-    )
+    state = tiny.first_state(params, tx, step)
+    whole, parts = (fn(state, batch)[1] for fn in step_fns)
     images.add(np.asarray(whole['image']).tobytes())
     for name in ('image', 'label'):  # the metrics are means over micro-batches
       np.testing.assert_array_equal(whole[name], 4 * np.asarray(parts[name]))

@@ -68,9 +68,6 @@ def test_what_cannot_be_added_is_refused_by_name(target, name, message):
   with pytest.raises(ValueError, match=message):
     make = config.resolve({'target': target, 'terms': added})
     model = MODEL.clone(num_classes=4 if 'soft' in target else 0)
-    loss_fn, image = (
-      make(model, preprocess=Normalize()),
-      jnp.zeros((1, 8, 8, 3)),
-    )
-    more = jax.eval_shape(loss_fn.init, KEY, image)
+    loss_fn = make(model, preprocess=Normalize())
+    more = jax.eval_shape(loss_fn.init, KEY, jnp.zeros((1, 8, 8, 3)))
     jax.eval_shape(loss_fn, PARAMS | {'objective': more}, BATCH, KEY)

@@ -4,6 +4,7 @@ import hashlib
 import pickle
 
 import numpy as np
+import packed
 import pytest
 
 from vit_jax.science import fractals
@@ -14,10 +15,6 @@ _SMALL = dict(num_classes=4, images_per_class=3, image_size=16)
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-
-
-def _images(source):
-  return np.stack([source[i]['image'] for i in range(len(source))])
 
 
 def _digest(images):
@@ -65,7 +62,7 @@ def test_instances_are_rows_times_flips_times_patches():
 def test_examples():
   source = fractals.Fractals(**_SMALL)
   assert len(source) == 12
-  images = _images(source)
+  images = packed.stack(source)
   assert images.shape == (12, 16, 16, 1) and images.dtype == np.uint8
   assert [source[i]['label'] for i in range(12)] == [0, 1, 2, 3] * 3
   for label in range(4):
@@ -86,21 +83,21 @@ def test_a_class_does_not_depend_on_the_number_of_classes():
 def test_the_cache_is_reused(tmp_path, monkeypatch):
   source = fractals.Fractals(**_SMALL)
   assert source.folder.parent == tmp_path / 'vit_jax'
-  before, copy = _images(source), pickle.dumps(source)
+  before, copy = packed.stack(source), pickle.dumps(source)
   assert len(copy) < 2000  # no images
   monkeypatch.setattr(fractals, 'render_category', None)
-  np.testing.assert_array_equal(before, _images(fractals.Fractals(**_SMALL)))
-  np.testing.assert_array_equal(before, _images(pickle.loads(copy)))
+  for again in (fractals.Fractals(**_SMALL), pickle.loads(copy)):
+    np.testing.assert_array_equal(before, packed.stack(again))
 
 
 def test_an_interrupted_generation_resumes():
   source = fractals.Fractals(**_SMALL)
-  before = _images(source)
+  before = packed.stack(source)
   first, second, *_ = sorted(source.folder.iterdir())
   drawn = first.stat().st_mtime_ns
   second.unlink()
   again = fractals.Fractals(**_SMALL)
-  np.testing.assert_array_equal(_images(again), before)
+  np.testing.assert_array_equal(packed.stack(again), before)
   assert first.stat().st_mtime_ns == drawn
 
 
@@ -113,7 +110,7 @@ def test_perturbations_of_one_fractal():
 
   def spread(**options):
     few = dict(num_classes=9, images_per_class=1, image_size=32)
-    images = _images(fractals.Fractals(**few, **options)) / 255.0
+    images = packed.stack(fractals.Fractals(**few, **options)) / 255.0
     return images.std(axis=0).mean()
 
   found = [spread(spread=0.01), spread(spread=0.2), spread()]

@@ -6,8 +6,7 @@ from vit_jax.science.hog import Hog
 
 
 def histograms(image):
-  found = Hog(cell=8)(np.asarray(image, np.uint8), np.random.default_rng(0))
-  return found
+  return Hog(cell=8)(np.asarray(image, np.uint8), np.random.default_rng(0))
 
 
 def test_edges_are_in_the_histogram_of_their_orientation():

@@ -3,14 +3,11 @@
 import pickle
 
 import numpy as np
+import packed
 import pytest
 from sklearn import datasets
 
 from vit_jax.data.sources.digits import Digits
-
-
-def _images(source):
-  return np.stack([source[i]['image'] for i in range(len(source))])
 
 
 def _labels(source):
@@ -23,7 +20,7 @@ def test_digits_are_the_scans():
   assert (len(train), len(test)) == (1029, 768)
   assert 'scan 1031' in test.describe(2)
   assert test.class_names == list('0123456789')
-  images = np.concatenate([_images(train), _images(test)])
+  images = np.concatenate([packed.stack(train), packed.stack(test)])
   assert images.shape == (1797, 8, 8, 1) and images.dtype == np.uint8
   np.testing.assert_allclose(images[..., 0] * (16 / 255), data.images, 0, 0.04)
   assert images.max() == 255 and images.min() == 0
@@ -40,15 +37,15 @@ def test_digits_subsets():
   assert scans == [4, 13, 38, 49, 72]
   np.testing.assert_array_equal(np.bincount(_labels(five)), 5)
   other = Digits(split='train', examples_per_class=5, seed=2)
-  assert (_images(five) != _images(other)).any()
-  rows = {(i.tobytes(), l) for i, l in zip(_images(full), _labels(full))}
+  assert (packed.stack(five) != packed.stack(other)).any()
+  rows = {(i.tobytes(), l) for i, l in zip(packed.stack(full), _labels(full))}
   ten = Digits(split='train', examples_per_class=10, seed=1)
-  tens = {i.tobytes() for i in _images(ten)}
-  for image, label in zip(_images(five), _labels(five)):
+  tens = {i.tobytes() for i in packed.stack(ten)}
+  for image, label in zip(packed.stack(five), _labels(five)):
     assert (image.tobytes(), label) in rows
     assert image.tobytes() in tens
   copy = pickle.loads(pickle.dumps(five))
-  np.testing.assert_array_equal(_images(copy), _images(five))
+  np.testing.assert_array_equal(packed.stack(copy), packed.stack(five))
 
 
 def test_digits_can_be_written_into():

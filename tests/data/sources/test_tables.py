@@ -138,11 +138,7 @@ def test_columns_are_keys_of_the_examples(root):
     (TABLE, {'label_key': 'age'}, ['number=age']),
     (TABLE, {'label_key': 'NV', 'split': 'val'}, ["['Train', 'test']"]),
     (TABLE, {'label_key': 'NV', 'split_key': 'x', 'split': 'a'}, ["'x'"]),
-    (
-      rows('{x}.gif,{c}'),
-      {},
-      ["'path' does not have", '(6): 000.gif, 001.gif'],
-    ),
+    (rows('{x}.gif,{c}'), {}, ["'path' does not", '(6): 000.gif, 001.gif']),
     (rows('{x},{x}', 'a,b'), {}, ['2 columns have', 'image_key=COLUMN']),
     (rows('{x},', 'id,label'), {}, ['all labels in label are missing']),
     ('id,label\n000,a\n001,b,c\n', {}, ["['001', 'b', 'c']", 'Quote']),
