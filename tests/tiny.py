@@ -14,9 +14,7 @@ from PIL import Image
 from vit_jax import tree
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.parallel import sharding
-from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState, train_step
-from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
 GOLDEN = pathlib.Path(__file__).with_name('golden')
@@ -61,6 +59,9 @@ def compiled_step(loss_fn, tx, **options):
 
 def save_run(workdir, weights, *, ema=None, step=1):
   """Write a workdir as training does."""
+  from vit_jax.runs.checkpoint import Checkpointer  # slow to import
+  from vit_jax.weights import formats
+
   params = jax.tree.map(jnp.asarray, tree.unflatten(weights.params))
   state = TrainState(jnp.int32(step), params, (), jax.random.key(0), ema)
   checkpointer = Checkpointer(workdir)
