@@ -1,6 +1,6 @@
 """Draw masked patch prediction: what a model predicts for hidden patches.
 
-  python docs/draw_masked_patches.py --workdir=DIR --output=FILE.png [IMAGE ...]
+  python docs/draw_masked_patches.py --weights=DIR --output=FILE.png [IMAGE ...]
 
 DIR is the workdir of a run of configs/masked_patches.py or a similar config.
 Without images, the first ones that the run was evaluated on are drawn. From top
@@ -160,7 +160,7 @@ def main(argv=None):
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  arguments.add_weights(parser, '--workdir')
+  arguments.add_weights(parser)
   parser.add_argument('images', nargs='*', help='images, folders, globs')
   parser.add_argument('--output', required=True, help='FILE.png or FILE.pdf')
   arguments.add_counts(parser, examples=(8, 'images to draw'))

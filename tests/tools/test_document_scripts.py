@@ -70,7 +70,7 @@ def drawn(monkeypatch):
   monkeypatch.setattr(draw_masked_patches, 'draw', spy)
 
   def run(workdir, output, *more):
-    arguments = [f'--workdir={workdir}', f'--output={output}', *more]
+    arguments = [f'--weights={workdir}', f'--output={output}', *more]
     arguments += ['--trust=synthetic']
     draw_masked_patches.main([str(x) for x in arguments])
     return found[-1]
