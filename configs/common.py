@@ -220,6 +220,21 @@ def own_images(split, **fields):
   )
 
 
+def use_rasters(config, channels):
+  """Read files of so many channels of any depth, see data/rasters.py."""
+  decode = make('data.rasters.Raster', channels=channels)
+  decode |= {'axis': placeholder(str), 'missing': placeholder(float)}
+  decode |= {'bands': placeholder(tuple), 'shown': placeholder(tuple)}
+  decode |= {'files': ()}
+  config.data.source.decode = decode
+  for part in every_data(*(x.data for x in config.evals.values())):
+    part.source.decode = config.data.source.get_oneway_ref('decode')
+  moments = make('data.rasters.moments')
+  config.preprocess = make('models.dense.Standardize', moments=moments)
+  if 'init_from' in config:
+    config.init_from.adapt_channels = 'mean'
+
+
 def splits(args, data=None, *, minival=True):
   """Return (source, {evaluator: split}) of a data set for pre-training.
 

@@ -79,6 +79,7 @@ def data(args, config, split):
     source = common.tfds(common.placeholder(str), split, **labels.targets(args))
   else:
     source = common.own_images(common.placeholder(str), **labels.targets(args))
+    source['decode'] = finetune.follow(config, 'decode')
   images = common.resize_crop(args.size or 224)
   made = common.data(source, images, batch_size=128)
   if not args.size:

@@ -48,6 +48,9 @@ Arguments (separated by commas; the first of a list is the default):
   balanced, class_weights   visit each class equally often (rare images repeat);
              or weight the training loss of an example by n / (K n_c), for n
              images in K classes and n_c in its class
+  channels=13   for folder only: files of so many channels and of any depth, as
+             in train_folder.py; the kernel of each new channel is the mean of
+             those of the weights
   labels=a+b, number=age, order=0<1<2   for folder only: other labels than one
              class, see labels.py
   tiny       seconds on a CPU, for a checkpoint made with `tiny`
@@ -142,6 +145,7 @@ def get_config(argument=''):
     steps=int,
     epochs=float,
     held_out=int,
+    channels=int,
     **labels.OPTIONS,
   )
   check(args)
@@ -176,6 +180,11 @@ def get_config(argument=''):
   config.evals = common.held_out_evals(
     config, held_out, test_images, every_fraction=0.1
   )
+  if args.channels:
+    common.use_rasters(config, args.channels)
+  elif of_weights and args.data == 'folder':
+    config.data.source.decode = follow(config, 'decode')
+    config.evals.test.data.source.decode = follow(config, 'decode')
   labels.learn(config, args)
   if args.v2:
     images = {'name': 'imagenet_v2/matched-frequency', 'split': 'test'}
@@ -202,6 +211,7 @@ def check(args):
   unused = {
     'epochs': args.epochs and not on_folder,
     'held_out': args.held_out and not on_folder,
+    'channels': args.channels and not on_folder,
     **{x: getattr(args, x) and not on_folder for x in labels.KINDS},
     'dev': on_folder and args.mode == 'dev',
     'steps': args.steps not in (None, *steps),

@@ -244,6 +244,7 @@ def get_config(argument=''):
     local=int,
     epochs=float,
     batch=int,
+    channels=int,
     lr=float,
   )
   method = METHODS[args.method]
@@ -306,6 +307,8 @@ def get_config(argument=''):
   if args.lr:
     config.schedule.lr = args.lr
   config.evals = evaluators(config, args, held_out)
+  if args.channels:
+    common.use_rasters(config, args.channels)
   return common.finish(config, args)
 
 

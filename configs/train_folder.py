@@ -18,6 +18,8 @@ Arguments (separated by commas; the first of a list is the default):
   held_out=10   percent of each class that is not trained on but tested
   balanced, class_weights   as in finetune.py; by default classes are visited in
              proportion to the square root of their size
+  channels=13   files of so many channels and of any depth (TIFF, PNG, NPY,
+             DICOM), in their own values, see vit_jax/data/rasters.py
   labels=a+b, number=age, order=0<1<2   other labels than one class, see
              labels.py
   lr=RATE    peak learning rate; 4e-3 for `stem`, 1e-3 for other models
@@ -41,6 +43,7 @@ def get_config(argument=''):
     model=MODELS,
     size=160,
     max_patches=int,
+    channels=int,
     epochs=30.0,
     held_out=10,
     lr=float,
@@ -72,6 +75,8 @@ def get_config(argument=''):
   config.evals = common.held_out_evals(
     config, held_out, test, every_fraction=0.1
   )
+  if args.channels:
+    common.use_rasters(config, args.channels)
   labels.learn(config, args)
   return common.finish(config, args)
 

@@ -171,9 +171,8 @@ def main(argv=None):
     run = json.loads((epath.Path(args.weights) / 'config.json').read_text())
     if args.images:
       paths = image_files.find(args.images)[: args.examples]
-      transforms, channels = weights.transforms, weights.image_shape[2]
-      source = inputs.Paths(paths)
-      loaded = inputs.load(source, transforms, channels=channels)
+      source = inputs.Paths(paths, weights.decode)
+      loaded = inputs.load(source, weights.transforms)
       images = np.stack([example['image'] for _, example in loaded])
     else:
       images = _images_of(run, args.trust, args.examples)

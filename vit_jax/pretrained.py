@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax.data.images import Colours
 from vit_jax.data.targets import Classes
 from vit_jax.data.transforms import (
   Bounds,
@@ -30,6 +31,7 @@ from vit_jax.models.vit import as_pair
 from vit_jax.types import (
   ComputedSize,
   Count,
+  Decode,
   Model,
   Params,
   PathLike,
@@ -225,6 +227,14 @@ def interpolation(init_from: InitFrom | None) -> Interpolation:
 def preprocess(init_from: InitFrom | None) -> Preprocess:
   """Return the function that converts uint8 images for these weights."""
   return _describe(init_from).preprocess
+
+
+def decode(init_from: InitFrom | None) -> Decode | None:
+  """Return what decodes rasters for these weights; None: files of colours."""
+  if init_from is None or init_from.path is None:  # another part says it
+    return None
+  found = _describe(init_from).decode
+  return None if isinstance(found, Colours) else found
 
 
 def _describe(init_from):

@@ -120,6 +120,13 @@ def make(
       f'The training data has one class: {examples.class_names}. Expected two '
       'or more. Without labels, set data.labels=False.'
     )
+  is_of_levels = getattr(training.preprocess, 'of_levels', False)
+  if is_of_levels and examples.first['image'].dtype != np.uint8:
+    raise UserError(
+      f'preprocess={training.preprocess} is for levels 0 to 255, and the '
+      f'images are {examples.first["image"].dtype}. Set it to a '
+      'models.dense.Standardize, as the word channels=N of configs does.'
+    )
   shape = examples.first['image'].shape[-3:]  # of one of several views
   images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
   timeline = Timeline(batch_size, examples.count)

@@ -56,7 +56,7 @@ def train(
       NonFiniteError, before such a state is saved, or an OutOfMemoryError.
     Stopped: a signal asked to stop, and a checkpoint was saved.
   """
-  stopwatch, data, seed = Stopwatch(), training.data, training.seed
+  stopwatch, data, batch = Stopwatch(), training.data, None
 
   # 1. Is this the same run as before, if there was one?
   workdirs.make(workdir, 'train', vars(training))
@@ -125,7 +125,7 @@ def train(
     )
     terminal.say(f'{_headline(ready, mesh)}\n{origin}; compiling ...')
     batches = data.train_batches(
-      seed=seed,
+      seed=training.seed,
       start=saved['position'],
       skipped=saved.get('unreadable', ()),
       num_classes=ready.model.num_classes,
@@ -138,7 +138,6 @@ def train(
       jax.set_mesh(mesh),
       jax.transfer_guard('disallow'),
     ):
-      batch = None
       for step in range(start + 1, ready.total_steps + 1):
         with monitor.traced(step):
           with monitor.waiting(batches.spent):
@@ -176,8 +175,7 @@ def train(
           )
           raise Stopped(128 + stopping)
       if batch is not None or hosts.on_any(not page.is_complete(workdir)):
-        _draw(workdir, ready.objective, evaluators, state, batch, batches, mesh)
-        worst.write_all(workdir, evaluators, class_names=examples.class_names)
+        _show(workdir, ready, data, evaluators, state, batch, batches, mesh)
       monitor.finish(ready.total_steps)
   if batches.skipped:
     terminal.say(data.name_skipped(batches.skipped))
@@ -248,8 +246,8 @@ def _save(saver, step, state, batches, monitor, results):
   saver.save(step, state, saved, metrics=finite)
 
 
-def _draw(workdir, objective, evaluators, state, batch, batches, mesh):
-  """Draw rows of images of the objective and the evaluators.
+def _show(workdir, ready, data, evaluators, state, batch, batches, mesh):
+  """Draw rows of images of objective and evaluators; write predictions.
 
   Without a last batch, the run ended before; what it evaluated is lost.
   """
@@ -258,10 +256,14 @@ def _draw(workdir, objective, evaluators, state, batch, batches, mesh):
     batch = sharding_lib.put_batch(next(batches), mesh)
     evaluators_lib.run(evaluators, state.eval_params, int(state.step))
   everywhere = sharding_lib.replicated(mesh)
-  pictures = jax.jit(objective.pictures, out_shardings=everywhere)
+  pictures = jax.jit(ready.objective.pictures, out_shardings=everywhere)
   with jax.transfer_guard('allow'):
     drawn = jax.device_get(pictures(state.params, batch, state.rng))
     for evaluator in evaluators.values():
       if pictures := getattr(evaluator, 'pictures', None):
         drawn |= pictures(state.eval_params)
+  for title, rows in drawn.items():
+    drawn[title] = [[data.decode.show(x) for x in row] for row in rows]
   attention_figures.write_sheets(workdir, drawn)
+  names = getattr(data.source, 'class_names', None)
+  worst.write_all(workdir, evaluators, class_names=names)

@@ -125,6 +125,6 @@ class Training:
 
     parts = {
       name: config.supply(getattr(self, name), 'source', call)
-      for name in ('model', 'objective')
+      for name in ('model', 'objective', 'preprocess')
     }
     return dataclasses.replace(self, **parts)

@@ -151,8 +151,10 @@ def kind_of(name: str, kinds: Kinds) -> Kind:
   return next((kinds[x] for x in (name, *above) if x in kinds), Kind())
 
 
-# Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
-# images of the same shape.
+# What decodes the files of a source, see `data.images.Colours`.
+Decode = Callable[..., Any]
+# Images [..., H, W, C], uint8 or (mixed images) float32 in 0..255, or rasters,
+# float32 of any values -> float images of the same shape.
 Preprocess = Callable[[Any], JaxArray]
 # (params, batch, rng) -> (mean loss, metrics); see step.Objective.
 Outputs = tuple[JaxArray, Metrics] | tuple[JaxArray, Metrics, Any]

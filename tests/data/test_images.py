@@ -350,7 +350,7 @@ def test_odd_bytes_do_no_harm(extension, monkeypatch, caplog, tmp_path):
     assert f'example {i} of list' in line and 'extraneous bytes' in line
   (tmp_path / 'odd.jpg').write_bytes(source[1]['image'])
   source = inputs.Paths([f'{tmp_path}/odd.jpg'])
-  assert len(list(inputs.load(source, [], channels=3))) == 1
+  assert len(list(inputs.load(source, []))) == 1
   named = [x for x in caplog.messages if 'odd.jpg: Corrupt' in x]
   assert len(named) == bool(extension)
 

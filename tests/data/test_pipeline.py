@@ -16,6 +16,7 @@ from tiny import encode
 
 from vit_jax.data import pipeline
 from vit_jax.data import transforms as T
+from vit_jax.data.images import Colours
 from vit_jax.data.order import Balanced
 from vit_jax.data.sources.folder import Folder
 
@@ -231,8 +232,6 @@ def test_all_unreadable():
 class Turned(Numbers):
   """A JPEG of 6 x 8 pixels, red, that EXIF turns."""
 
-  channels, exif = 3, True
-
   def __getitem__(self, index):
     image, exif = Image.new('RGB', (8, 6), (255, 0, 0)), Image.Exif()
     exif[0x0112] = 6  # orientation
@@ -246,9 +245,9 @@ def shape(source, transforms=()):
 def test_images_are_decoded_as_the_source_says():
   source = Turned(2)
   assert shape(source) == (8, 6, 3)
-  source.channels = 1
+  source.decode = Colours(1)
   assert shape(source) == (8, 6, 1)
-  source.exif = False
+  source.decode = Colours(1, exif=False)
   assert shape(source) == (6, 8, 1)
 
 

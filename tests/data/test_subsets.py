@@ -9,6 +9,7 @@ import pytest
 from listed import Listed
 
 from vit_jax.data.balance import class_weights, moments, positive_weights
+from vit_jax.data.images import Colours
 from vit_jax.data.subsets import (
   ByNames,
   Slice,
@@ -25,7 +26,7 @@ LABELS = np.repeat(np.arange(4), COUNTS)[np.arange(78) * 31 % 78]
 class Numbers:
   """Images whose pixels are the index of the example."""
 
-  num_classes, channels, exif = 4, 1, False
+  num_classes, decode = 4, Colours(1, exif=False)
   class_names = ('ash', 'birch', 'cedar', 'elm')
 
   def __init__(self):
@@ -80,7 +81,7 @@ def test_views_show_examples_of_their_source(make, source):
   np.testing.assert_array_equal(view.labels(), read)
   assert view.labels().dtype == np.int32
   assert view.describe(1) == f'number {indices[1]}'
-  assert (view.num_classes, view.channels, view.exif) == (4, 1, False)
+  assert (view.num_classes, view.decode) == (4, source.decode)
   assert view.class_names == Numbers.class_names
   with pytest.raises(IndexError):
     view[len(view)]
@@ -244,7 +245,7 @@ def test_a_slice_of_another_size_is_said(capsys):
 
 def test_unlabelled():
   view = pickle.loads(pickle.dumps(Unlabelled(Labelled())))
-  assert len(view) == 78 and view.channels == 1
+  assert len(view) == 78 and view.decode == Colours(1, exif=False)
   assert view.num_classes is None and view.class_names is None
   assert view[60]['label'] == 0 and view[60]['image'].item() == 60
   assert view.describe(60) == 'number 60'

@@ -142,7 +142,7 @@ def test_short_side(tmp_path):
   turned = np.rot90(mean, -1)
   assert np.abs(out[2] - turned).mean() < 4
   source = Listed(found[2:3])
-  source.exif = False
+  source.decode = images.Colours(exif=False)
   raw = made(tmp_path / 'raw', source, short_side=50)[0]
   assert images.decode(raw['image']).shape[:2] == (50, 75)
   sampling = Image.open(io.BytesIO(read[0]['image']))
@@ -247,7 +247,7 @@ def test_imagenet(tmp_path):
   }
   (tmp_path / 'ILSVRC2012_img_train.tar').write_bytes(tar_bytes(inner))
   train = prepare._open(f'imagenet:{tmp_path}:train')
-  assert not train.exif and train.class_names == list(names[:2])
+  assert not train.decode.exif and train.class_names == list(names[:2])
   found = [(name, x['label']) for name, x in train]
   assert found == [(f'{x}/{x}_1.JPEG', i) for i, x in enumerate(names[:2])]
   labels = tfds.core.tfds_path('datasets/imagenet2012/validation_labels.txt')

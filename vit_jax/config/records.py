@@ -197,10 +197,11 @@ TRUSTED_MODULES = (
   'vit_jax.models.',
   'vit_jax.science.',
   'vit_jax.data.augment.',
+  'vit_jax.data.rasters.',
   'vit_jax.data.targets.',
   'vit_jax.data.transforms.',
 )
-TRUSTED = ('vit_jax.data.vtab.Scale',)
+TRUSTED = ('vit_jax.data.images.Colours', 'vit_jax.data.vtab.Scale')
 
 
 def describe(value: Any) -> Any:

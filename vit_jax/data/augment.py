@@ -166,6 +166,12 @@ class _OfPictures:
   """A transform that is computed on Pillow images, by `_change`."""
 
   def __call__(self: Any, image: np.ndarray, rng: Generator) -> np.ndarray:
+    if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
+      raise UserError(
+        f'{type(self).__name__} is for levels 0 to 255 of 1 or 3 channels, and '
+        f'these images are {image.dtype} with {image.shape[2]}. Use crops, '
+        'FlipLR, RandomErasing, ChannelJitter and ChannelDrop.'
+      )
     return images.by_pillow(lambda picture: self._change(picture, rng), image)
 
 
@@ -391,7 +397,8 @@ class RandomErasing:
     probability: probability that an image is changed.
     area: bounds of the fraction of the image that is erased; uniform.
     ratio: bounds of the height / width of the box; log-uniform.
-    mean, std: noise levels for each channel; default: ImageNet's.
+    mean, std: noise levels for each channel; default: ImageNet's. Rasters have
+      noise of their own mean and deviation.
   """
 
   probability: Fraction = 0.25
@@ -411,11 +418,62 @@ class RandomErasing:
       h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
       if h < height and w < width:
         y, x = rng.integers(height - h + 1), rng.integers(width - w + 1)
-        fills = [levels(x, channels) for x in (self.mean, self.std)]
-        mean, std = np.array(fills, np.float32)
         noise = rng.standard_normal((h, w, channels), np.float32)
-        noise = np.clip(np.rint(mean + std * noise), 0, 255)
+        if image.dtype == np.uint8 and channels in (1, 3):
+          fills = [levels(x, channels) for x in (self.mean, self.std)]
+          mean, std = np.array(fills, np.float32)
+          noise = np.clip(np.rint(mean + std * noise), 0, 255)
+        else:  # a raster, whose values have no usual mean
+          mean, std = _moments(image)
+          noise = mean + std * noise
         image = image.copy()
         image[y : y + h, x : x + w] = noise
         break
     return image
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelJitter:
+  """Random brightness and scale of each channel, of images of any kind.
+
+  Attributes:
+    scale: bound of the change of the factor of a channel from 1; uniform.
+    shift: bound of what is added, in deviations of the channel; uniform.
+  """
+
+  scale: Fraction = 0.2
+  shift: NonNegative = 0.2
+
+  def __call__(self, image: np.ndarray, rng: Generator) -> np.ndarray:
+    (_, std), channels = _moments(image), image.shape[2]
+    factor = rng.uniform(1 - self.scale, 1 + self.scale, channels)
+    changed = image * factor + std * rng.uniform(-1, 1, channels) * self.shift
+    if image.dtype == np.uint8:
+      changed = np.clip(np.rint(changed), 0, 255)
+    return changed.astype(image.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelDrop:
+  """Channels are missing at random, but never all; LightlyTrain has the idea.
+
+  Values of rasters become NaN, for the model the mean; levels become 0.
+  """
+
+  probability: Fraction = 0.1
+
+  def __call__(self, image: np.ndarray, rng: Generator) -> np.ndarray:
+    dropped: Any = rng.random(image.shape[2]) < self.probability
+    dropped[rng.integers(len(dropped))] &= not dropped.all()
+    image = image.copy()
+    image[..., dropped] = 0 if image.dtype == np.uint8 else np.nan
+    return image
+
+
+def _moments(image):
+  """Return (mean, standard deviation) of each channel, without NaN."""
+  known = ~np.isnan(image)
+  count = np.maximum(known.sum(axis=(0, 1)), 1)
+  mean = np.sum(image, axis=(0, 1), where=known, dtype=np.float32) / count
+  square = np.square(image - mean).sum(axis=(0, 1), where=known) / count
+  return mean, np.sqrt(square)

@@ -7,7 +7,6 @@ taken, see tables.Labelled. All the rest follows from the interface of sources.
 import collections
 import dataclasses
 import hashlib
-import io
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -60,6 +59,7 @@ class Description:
     labels, head, summary = _labels(source), (), ''
     rows: Any = []
     look: list[str] = []
+    sizes, lost = _sizes(source)
     if labels is not None:
       kind = targets_of(source, labels.ndim > 1)
       found = kind.statistics(names_of(source, labels), labels)
@@ -74,9 +74,9 @@ class Description:
       head=head,
       rows=rows,
       summary=summary,
-      sizes=_sizes(source),
+      sizes=sizes,
       notes=tables.said(where),
-      look=look,
+      look=[*look, *lost],
     )
 
   def lines(self) -> list[str]:
@@ -136,31 +136,32 @@ def _differences(rows, train):
 
 
 def _sizes(source):
-  """Return the sizes of a sample of the images in words."""
+  """Return the sizes of a sample of the images, and what is not read."""
   places = np.linspace(0, len(source) - 1, min(len(source), _SAMPLE))
-  found, unreadable = collections.Counter(), 0
+  found, unreadable, lost = collections.Counter(), 0, collections.Counter()
+  decode = images.decoder(source)
   for index in map(int, places):
     try:
-      found[_size(source[index]['image'])] += 1
+      image = source[index]['image']
+      image = decode(image) if isinstance(image, bytes) else image
+      found[image.shape[1::-1]] += 1
+      lost.update(getattr(image, 'lost', ()))
     except (OSError, ValueError):
       unreadable += 1
   if not found:
-    return 'no image could be read'
+    return 'no image could be read', []
   of = 'all' if len(places) == len(source) else f'{len(places)} looked at'
   of += f', {unreadable} unreadable' * bool(unreadable)
   sizes = min(found), max(found), found.most_common(1)[0][0]
   least, most, usual = (f'{width}x{height}' for width, height in sizes)
   if len(found) == 1:
-    return f'size {usual} ({of})'
-  return f'sizes {least} to {most}, most often {usual} ({of})'
-
-
-def _size(image):
-  """Return (width, height)."""
-  if isinstance(image, bytes):
-    with images.pillow().open(io.BytesIO(image)) as opened:
-      return opened.size
-  return image.shape[1], image.shape[0]
+    sizes = f'size {usual} ({of})'
+  else:
+    sizes = f'sizes {least} to {most}, most often {usual} ({of})'
+  return sizes, [
+    f'{what} ({count} of {len(places)} files); channels=N reads files whole'
+    for what, count in lost.items()
+  ]
 
 
 def copies(one: Source, two: Source) -> list[str]:

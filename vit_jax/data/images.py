@@ -6,13 +6,14 @@ TIFFs, which OpenCV decodes incorrectly or not at all. If the extension _jpeg.c
 is compiled, libjpeg-turbo decodes JPEGs, only the part that a crop needs.
 """
 
+import dataclasses
 import functools
 import io
 import math
 import re
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -32,7 +33,12 @@ Box = tuple[int, int, int, int]  # y, x, height, width
 
 # Pillow has more, but starts Ghostscript or unpacks gzip for some of them.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF')
+ENDINGS = (
+  *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.bmp'),
+  *('.gif', '.tif', '.tiff'),
+)
 _TAGS = re.compile(rb'eXIf|Raw profile type|XML:com.adobe.xmp')  # of PNGs
+_BITS, _PHOTOMETRIC, _SAMPLES = 258, 262, 277  # tags of TIFF
 _MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')  # that ends a scan
 
 
@@ -69,10 +75,35 @@ def pillow() -> Any:
 
 
 def by_pillow(function: Callable[[Any], Any], image: np.ndarray) -> np.ndarray:
-  """Return function(Pillow image) as an array with the channels of `image`."""
+  """Return function(Pillow image) as an array with the channels of `image`.
+
+  Channels of rasters are changed one by one, as images of mode 'F'.
+  """
+  if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
+    planes = np.ascontiguousarray(np.moveaxis(image, 2, 0))
+    planes = [function(pillow().fromarray(x)) for x in planes]
+    return np.stack([np.asarray(x) for x in planes], axis=2)
   picture = image[..., 0] if image.shape[2] == 1 else image
   out = np.array(function(pillow().fromarray(picture)))
   return out.reshape(*out.shape[:2], image.shape[2])
+
+
+def by_opencv(
+  function: Callable[[np.ndarray], np.ndarray],
+  image: np.ndarray,
+  most: int = 128,
+) -> np.ndarray:
+  """Return function(image), of at most `most` channels at once.
+
+  OpenCV takes 128, its INTER_AREA 4, and drops a channel that is the only one.
+  """
+  channels = image.shape[2]
+  if channels <= most:
+    out = function(image)
+    return out.reshape(*out.shape[:2], channels)
+  parts = np.split(image, range(most, channels, most), axis=2)
+  parts = [by_opencv(function, np.ascontiguousarray(x), most) for x in parts]
+  return np.concatenate(parts, axis=2)
 
 
 def decode(data: bytes, channels: int = 3, *, exif: bool = True) -> np.ndarray:
@@ -82,6 +113,52 @@ def decode(data: bytes, channels: int = 3, *, exif: bool = True) -> np.ndarray:
 
 class UnreadableError(UserError):
   """The bytes are not an image that can be decoded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Colours:
+  """The default decoder: pictures of levels 0 to 255, see `Encoded`.
+
+  A decoder is what a source has as `decode`, and a run as part of its weights:
+  all that depends on the kind of image files. Another is `rasters.Raster`.
+
+    decode(data, max_image_bytes=..., check=...)   an image [H, W, C], or
+        an `Encoded`, which decodes what a crop needs
+    decode.dtype   of all images
+    decode.endings, decode.takes(path)   which files are images
+    decode.paths(path)   the files of an image, of which this is the first
+    decode.show(image)   uint8 [H, W, 1 or 3], to look at
+  """
+
+  channels: Literal[1, 3] = 3
+  exif: bool = True
+
+  dtype: ClassVar = 'uint8'
+  endings: ClassVar = ENDINGS
+
+  def __call__(self, data: bytes, **options: Any) -> 'Encoded':
+    return Encoded(data, self.channels, exif=self.exif, **options)
+
+  def takes(self, path: str) -> bool:
+    return path.lower().endswith(self.endings)
+
+  def paths(self, path: str) -> tuple[str, ...]:
+    return (path,)
+
+  def show(self, image: np.ndarray) -> np.ndarray:
+    return np.clip(np.round(image), 0, 255).astype(np.uint8)
+
+
+def decoder(source: Any) -> Any:
+  """Return the decoder of the image files of a source."""
+  return getattr(source, 'decode', None) or Colours()
+
+
+def picture(source: Any, image: Any) -> np.ndarray:
+  """Return an image of a source, an array or a file, as uint8 to look at."""
+  decode = decoder(source)
+  image = decode(image) if isinstance(image, bytes) else image
+  return decode.show(image.pixels() if isinstance(image, Encoded) else image)
 
 
 class Encoded:
@@ -152,6 +229,23 @@ class Encoded:
       height, width = width, height
     self.shape = (height, width, channels)
 
+  @property
+  def lost(self) -> list[str]:
+    """What the file has that is not in the image, in words."""
+    with _open(self._data) as image:
+      tags, is_tiff = getattr(image, 'tag_v2', {}), image.format == 'TIFF'
+      bits = self._data[24] if image.format == 'PNG' else 8
+      bits = np.max(tags.get(_BITS, bits))
+      pages = image.n_frames if is_tiff else 1
+      more = tags.get(_SAMPLES, 1) - len(image.getbands())
+      found = {
+        f'of {bits} bits the upper 8 are read': bits > 8,
+        f'of {pages} pages the first is read': pages > 1,
+        f'{more} more bands are not read': more > 0,
+        'what is transparent is read as on white': image.has_transparency_data,
+      }
+    return [text for text, is_so in found.items() if is_so]
+
   def pixels(self) -> np.ndarray:
     """Return the image: uint8 [H, W, channels]."""
     return self.part((0, 0, *self.shape[:2]))
@@ -197,7 +291,9 @@ class Encoded:
     Image = pillow()
     with _open(data) as image:
       if image.mode.startswith('I;16'):  # Pillow's own conversion clips
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        levels = (np.asarray(image) >> 8).astype(np.uint8)
+        is_inverse = getattr(image, 'tag_v2', {}).get(_PHOTOMETRIC) == 0
+        image = Image.fromarray(255 - levels if is_inverse else levels)
       if image.format == 'BMP' and not image.convert('RGBA').getbbox():
         image = image.convert('RGB')  # no program has set the fourth byte
       if image.has_transparency_data:

@@ -3,7 +3,8 @@
 A source is any object with
 
   len(source)
-  source[i]           {'image': uint8 [H, W, C] or the bytes of an image file,
+  source[i]           {'image': uint8 or float32 [H, W, C], or the bytes of an
+                       image file,
                        'label': int, or float [K]} and other keys
 
 where source[i] depends only on i and on the arguments of the constructor.
@@ -11,8 +12,7 @@ Optional attributes of a source:
 
   source.num_classes  K; labels are checked against it
   source.class_names  names of the K classes
-  source.channels     1 or 3: image files are decoded to so many (default: 3)
-  source.exif         whether the EXIF orientation is applied (default: True)
+  source.decode       what decodes its image files (images.Colours())
   source.describe(i)  text that identifies example i in error messages
   source.labels()     labels of all examples, if they are known without decoding
                       the images: int32 [n] or float32 [n, K]
@@ -65,6 +65,7 @@ _TRIES = 100  # consecutive unreadable examples before skipping gives up
 _REMEDY = (  # and `main` adds the flags
   "Repair or remove what cannot be read, or leave it out with on_error='skip'"
 )
+_DTYPES = (np.uint8, np.float32)  # of images
 _NAMED = 10  # most skipped examples that are named
 
 
@@ -121,6 +122,11 @@ class Data:
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
+  @property
+  def decode(self) -> Any:
+    """What decodes the image files of the source, see `images.Colours`."""
+    return images.decoder(self.source)
+
   def processes_and_threads(self) -> tuple[int, int]:
     """Return the numbers of reading processes, and of threads in each."""
     cores, processes = workers.cores(), self.num_workers
@@ -153,13 +159,14 @@ class Data:
     return names and f'data.keep leaves out keys of the examples: {names}.'
 
   def of_predictions(self, *others: Sequence[Transform]) -> dict[str, Any]:
-    """Return what predictions need: transforms, class names and targets.
+    """Return what predictions need: decoder, transforms, names and targets.
 
     The transforms are the first of `others`, those of evaluators, or implied.
     """
     last = [x for x in self.transforms[-1:] if hasattr(x, 'of_predictions')]
     implied = [x.of_predictions() for x in last]
     return {
+      'decode': self.decode,
       'transforms': next(filter(None, [*others, implied]), None),
       'class_names': getattr(self.source, 'class_names', None),
       'targets': getattr(self.source, 'targets', None),
@@ -244,6 +251,7 @@ class _Reader:
 
   def __post_init__(self) -> None:
     self._source = source = self.data.source
+    self._decode = self.data.decode
     self._count, self._name = len(source), type(source).__name__
     if not self._count:
       raise UserError(f'The source {self._name} has no examples.')
@@ -319,6 +327,7 @@ class _Reader:
       read = time.perf_counter()
       # Later visits take less time.
       image = self._encoded(example['image'], check=epoch == 0)
+      decoding = time.perf_counter() - read  # of what is decoded as a whole
       rng = _generator(self.seed, epoch, index)
       changed = apply(self.data.transforms, kept | {'image': image}, rng)
       label = self._checked_label(changed.pop('label'))
@@ -333,24 +342,20 @@ class _Reader:
       raise
     if remark := getattr(image, 'remark', ''):
       images.warn_once(f'{self._where(actual)}: {remark}. The image is used.')
-    decoding = getattr(image, 'seconds', 0.0)
+    decoding += getattr(image, 'seconds', 0.0)
     rest = time.perf_counter() - read - decoding
     return arrays, np.array([read - begin, decoding, rest])
 
   def _encoded(self, image, check):
     """Return the image, as an `Encoded` if it is the bytes of a file."""
-    if isinstance(image, bytes):
-      return images.Encoded(
-        image,
-        getattr(self._source, 'channels', 3),
-        max_image_bytes=self.data.max_image_bytes,
-        exif=getattr(self._source, 'exif', True),
-        check=check,
-      )
-    if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
+    if isinstance(image, bytes) or self._decode.dtype != 'uint8':
+      most = self.data.max_image_bytes
+      return self._decode(image, max_image_bytes=most, check=check)
+    if getattr(image, 'dtype', None) not in _DTYPES or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
       raise UserError(
-        f'The image is {kind}. Expected uint8 [H, W, C], or bytes of a file.'
+        f'The image is {kind}. Expected uint8 [H, W, C], levels 0 to 255, or '
+        'float32 [H, W, C], any values; or bytes of a file.'
       )
     return image
 

@@ -1,4 +1,4 @@
-"""Image transforms: t(image uint8 [H, W, C], rng) -> uint8 [H, W, C].
+"""Image transforms: t(image [H, W, C], rng) -> [H, W, C], uint8 or float32.
 
 `size` is an int (square) or (height, width), in pixels. A float is a multiple
 of the image_size of the `Data` that the transform is part of.
@@ -76,7 +76,7 @@ def resize(
   interpolation: Interpolation = 'bilinear',
   antialias: bool = False,
 ) -> np.ndarray:
-  """Resize uint8 [H, W, C] to `size`, a side or (height, width)."""
+  """Resize [H, W, C] to `size`, a side or (height, width)."""
   height, width = images.pair(size)
   if image.shape[:2] == (height, width):
     return image
@@ -93,8 +93,10 @@ def resize(
     return _enlarge_area(image, height, width)
   cv2 = images.opencv()
   code = getattr(cv2, _CODES[interpolation])
-  out = cv2.resize(image, (width, height), interpolation=code)
-  return out.reshape(height, width, image.shape[2])  # cv2 drops a C of 1
+  most = 4 if interpolation == 'area' else 128
+  return images.by_opencv(
+    lambda x: cv2.resize(x, (width, height), interpolation=code), image, most
+  )
 
 
 def _enlarge_area(image, height, width):
@@ -104,14 +106,19 @@ def _enlarge_area(image, height, width):
   shrink first. Pixels are rounded once, at the end.
   """
   cv2 = images.opencv()
-  how, image = {'interpolation': cv2.INTER_AREA}, image.astype(np.float32)
+  how = {'interpolation': cv2.INTER_AREA}
   old = min(height, image.shape[0]), min(width, image.shape[1])
-  out = cv2.resize(image, old[::-1], **how)
   # If a box starts at the edge of a pixel, rounding can make OpenCV take the
   # pixel before it. Boxes that are larger by 1e-9 start after the edge.
   fy, fx = height / old[0] * (1 - 1e-9), width / old[1] * (1 - 1e-9)
-  out = cv2.resize(out, None, fx=fx, fy=fy, **how)
-  return np.rint(out).astype(np.uint8).reshape(height, width, image.shape[2])
+
+  def enlarge(x):
+    return cv2.resize(
+      cv2.resize(x, old[::-1], **how), None, fx=fx, fy=fy, **how
+    )
+
+  out = images.by_opencv(enlarge, image.astype(np.float32), 4)
+  return np.rint(out).astype(np.uint8) if image.dtype == np.uint8 else out
 
 
 class _Crop:
@@ -296,8 +303,9 @@ class SimpleRandomCrop(RandomCrop):
       rows = columns * height // width
     whole = Resize((rows, columns), 'bicubic', antialias=True)(image, rng)
     cv2, padding = images.opencv(), (self.padding,) * 4
-    padded = cv2.copyMakeBorder(whole, *padding, cv2.BORDER_REFLECT_101)
-    padded = padded.reshape(*padded.shape[:2], whole.shape[2])
+    padded = images.by_opencv(
+      lambda x: cv2.copyMakeBorder(x, *padding, cv2.BORDER_REFLECT_101), whole
+    )
     return super().__call__(padded, rng)
 
 
@@ -375,7 +383,7 @@ class KeepAspect(_Crop):
     whole = super().__call__(image, rng)
     (ph, pw), (*sides, channels) = images.pair(self.patch_size), whole.shape
     patches = whole.reshape(sides[0] // ph, ph, -1, pw, channels)
-    out = np.zeros((ph, self.max_patches * pw, channels), np.uint8)
+    out = np.zeros((ph, self.max_patches * pw, channels), whole.dtype)
     row = patches.swapaxes(0, 1).reshape(ph, -1, channels)
     out[:, : row.shape[1]] = row
     return {'image': out, 'grid': np.array(patches.shape[:3:2], np.int32)}
@@ -391,7 +399,7 @@ class FlipLR:
     if rng.random() >= self.probability:
       return image
     # About ten times faster than copying numpy's negative stride.
-    return images.opencv().flip(image, 1).reshape(image.shape)
+    return images.by_opencv(lambda x: images.opencv().flip(x, 1), image)
 
 
 def evaluation(

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax.experimental import layout as memory_layout
 from jax.sharding import PartitionSpec
 
 from vit_jax.meshes import batch_axes
-from vit_jax.types import Array, NonNegative, Positive, Rate
+from vit_jax.types import Array, NonNegative, OfSource, Positive, Rate
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
@@ -115,10 +115,30 @@ class Normalize:
   mean: float | tuple[float, ...] = 127.5
   std: Positive | tuple[Positive, ...] = 127.5
 
+  of_levels: ClassVar = True  # from 0 to 255
+
   def __call__(self, images: Array) -> jax.Array:
     shape = (1,) * (images.ndim - 1) + (-1,)
     mean, std = (jnp.float32(x).reshape(shape) for x in (self.mean, self.std))
     return (jnp.float32(images) - mean) / std
+
+
+@dataclasses.dataclass(frozen=True)
+class Standardize:
+  """(x - mean) / std of rasters [..., H, W, C]; NaN, missing, becomes 0.
+
+  Attributes:
+    moments: (mean, std) of each channel, in the values of the files.
+  """
+
+  moments: tuple[tuple[float, Positive], ...] | OfSource
+
+  mean = property(lambda self: tuple(x for x, _ in self.moments))
+  std = property(lambda self: tuple(x for _, x in self.moments))
+
+  def __call__(self, images: Array) -> jax.Array:
+    found = Normalize(self.mean, self.std)(images)
+    return jnp.where(jnp.isnan(found), 0, found)
 
 
 class Dense(nn.Module):

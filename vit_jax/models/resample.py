@@ -108,7 +108,7 @@ def resize_parameter(
   *,
   posemb_resize: str = 'paper',
   patch_resize: str | None = None,
-  adapt_channels: bool = False,
+  adapt_channels: bool | Literal['mean'] = False,
 ) -> np.ndarray | None:
   """Fit a parameter to other image sizes, patch sizes or channels.
 
@@ -118,7 +118,8 @@ def resize_parameter(
     posemb_resize: method for position embeddings, one of METHODS.
     patch_resize: method for patches; None: their size must not differ.
     adapt_channels: whether channels of images may be summed to one, or repeated
-      and scaled to more (as timm does).
+      and scaled to more (as timm does); 'mean': each gets the mean of the old
+      ones, scaled.
 
   Returns:
     Array of that shape; None if it cannot be resized to it.
@@ -134,6 +135,8 @@ def resize_parameter(
   if adapt_channels and new == 1:
     array = array.sum(axis=2, keepdims=True)
   elif adapt_channels and new != old:
+    if adapt_channels == 'mean':
+      array = np.repeat(array.mean(axis=2, keepdims=True), old, axis=2)
     array = array[:, :, np.arange(new) % old]
     array = array * np.asarray(old / new, array.dtype)
   if patch_resize and shape[:2] != array.shape[:2]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.types import Batch, Fraction, NonNegative, Positive
+from vit_jax.types import Batch, Fraction, NonNegative, Positive, UserError
 
 _Jitter = tuple[NonNegative, NonNegative, NonNegative, Fraction]
 
@@ -145,6 +145,14 @@ def _change(images, colours, key):
   """Change [B, V, H, W, C], each view by its Colour or the last one."""
   if images.ndim == 4:
     return _change(images[:, None], colours, key)[:, 0]
+  is_raster = images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3)
+  probabilities = [(x.jitter_probability, x.grey, x.solarize) for x in colours]
+  if is_raster and any(map(any, probabilities)):
+    raise UserError(
+      f'The colours of views are for levels 0 to 255 of 1 or 3 channels, and '
+      f'the images are {images.dtype} with {images.shape[-1]}. Set the '
+      'jitter_probability, grey and solarize of objective.views to 0.'
+    )
   images = images.astype(jnp.float32)
   keys = jax.random.split(key, images.shape[:2])
   ends = [*range(1, len(colours)), images.shape[1]]

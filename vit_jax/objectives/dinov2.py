@@ -145,7 +145,7 @@ class DinoV2(Dino):
     hidden = batch['hidden'].astype(jnp.uint8).reshape(*shape[:2], *grid)
     hidden = jax.image.resize(hidden, shape, 'nearest')[..., None]
     large = jnp.where(hidden, 128, views[:, : shape[1]])
-    return {title: views.at[:, : shape[1]].set(large.astype(jnp.uint8))}
+    return {title: views.at[:, : shape[1]].set(large.astype(views.dtype))}
 
 
 def _split(rows):

@@ -120,11 +120,13 @@ class Mae(Objective):
     cells = self.model.embedding.cut(images)
 
     def fill(values):
-      filled = jnp.where(hidden, values, cells).astype(jnp.uint8)
+      filled = jnp.where(hidden, values, cells).astype(images.dtype)
       return filled.swapaxes(2, 3).reshape(images.shape)
 
-    pixels = jnp.clip(pixels, 0, 255).round()
-    rows = fill(128), fill(pixels), images
+    grey = jnp.nan  # of rasters, whose values may be any
+    if images.dtype == jnp.uint8:
+      pixels, grey = jnp.clip(pixels, 0, 255).round(), 128
+    rows = fill(grey), fill(pixels), images
     return {'Hidden, predicted and true patches': jnp.stack(rows, axis=1)}
 
   def _predict(self, params, images, rank, rng=None):

@@ -212,6 +212,11 @@ class MaskedPatches(Objective):
         corrupted patches of each image, including those that are kept.
       corrupted, sources: [B, n], see `draw`; outputs: float32 [B, n, K].
     """
+    if images.dtype != jnp.uint8 and isinstance(self.target, Colours):
+      raise UserError(
+        f'predict={self.task.predict!r} is for levels 0 to 255, and the images '
+        f"are {images.dtype}. Use predict='pixels'."
+      )
     patches = cut(images, self.model.embedding.patch_size)
     num_patches, shape = patches.shape[1], patches.shape[2:]
     needed = self.target.num_outputs(shape)

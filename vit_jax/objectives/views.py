@@ -43,6 +43,7 @@ class OfViews(OfFeatures):
     self, params: Params, batch: Batch, rng: jax.Array
   ) -> dict[str, jax.Array]:
     """Return the views of 8 images, a row each; small ones are enlarged."""
+    dtype = batch['image'].dtype
     batch = self.prepare({k: x[:8] for k, x in batch.items()}, rng)
     views = [batch[name] for name in ('image', 'local') if name in batch]
     views = [x.reshape(len(x), -1, *x.shape[-3:]) for x in views]
@@ -50,4 +51,4 @@ class OfViews(OfFeatures):
     rows = [
       jax.image.resize(x, (*x.shape[:2], *size), 'nearest') for x in views
     ]
-    return {'Views of images': jnp.concatenate(rows, 1).astype(jnp.uint8)}
+    return {'Views of images': jnp.concatenate(rows, 1).astype(dtype)}

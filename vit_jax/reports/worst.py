@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from vit_jax.data.images import picture
 from vit_jax.data.subsets import describe
 from vit_jax.io.files import csv_line, write_atomically
 from vit_jax.reports import pictures
@@ -62,9 +63,10 @@ def write(
     files = pool.map(functools.partial(describe, source), indices)
   write_csv(path, header, ([file, *row] for file, row in zip(files, rows)))
   # A data set need not consist of files, and files may move.
-  with contextlib.suppress(OSError):  # of Pillow: a page can do without images
-    images = {i: thumbnail(source[i]['image']) for i in indices[:_IMAGES]}
-    write_atomically(folder / f'thumbnails-{name}.json', json.dumps(images))
+  with contextlib.suppress(OSError, ValueError):  # a page can do without images
+    pixels = {i: picture(source, source[i]['image']) for i in indices[:_IMAGES]}
+    found = {i: thumbnail(x) for i, x in pixels.items()}
+    write_atomically(folder / f'thumbnails-{name}.json', json.dumps(found))
   return path
 
 
@@ -75,14 +77,11 @@ def write_csv(
   write_atomically(path, ''.join(map(csv_line, [header, *rows])).encode())
 
 
-def thumbnail(pixels: Any) -> str:
-  """Return a small PNG or JPEG in base64 of uint8 [H, W, C], or of a file."""
+def thumbnail(pixels: np.ndarray) -> str:
+  """Return a small PNG or JPEG in base64 of uint8 [H, W, 1 or 3]."""
   from PIL import Image
 
-  if isinstance(pixels, bytes):
-    image = Image.open(io.BytesIO(pixels)).convert('RGB')
-  else:
-    image = Image.fromarray(pictures.rgb(np.asarray(pixels)))
+  image = Image.fromarray(pictures.rgb(pixels))
   image.thumbnail((_PX, _PX))
   file = io.BytesIO()  # JPEG blurs small drawings
   image.save(file, 'PNG' if max(image.size) < 96 else 'JPEG')

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained
@@ -69,7 +68,8 @@ class Explainer:
       return {k: x for step in steps for k, x in step(params, images).items()}
 
     self._forward = jax.jit(forward)
-    images = jax.ShapeDtypeStruct((1, *weights.image_shape), jnp.uint8)
+    dtype = weights.decode.dtype
+    images = jax.ShapeDtypeStruct((1, *weights.image_shape), dtype)
     out = jax.eval_shape(forward, self._params, images)
     self.has_classes = np.ndim(out.get(weights.targets.outputs)) == 2
     shape: tuple[int, ...] = out['maps'].shape[1:3] if 'maps' in out else (0, 0)

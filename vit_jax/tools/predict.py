@@ -65,8 +65,8 @@ def predict(
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, layer)
-  batch = jax.ShapeDtypeStruct((1, *weights.image_shape), jnp.uint8)
-  out = jax.eval_shape(forward, params, batch)
+  like = (1, *weights.image_shape), weights.decode.dtype
+  out = jax.eval_shape(forward, params, jax.ShapeDtypeStruct(*like))
   if layer is None and (not out or out[weights.targets.outputs].ndim != 2):
     what = 'logits for each patch, not for the image' if out else 'no head'
     raise UserError(
@@ -121,21 +121,19 @@ def in_batches(
 
   All devices of this host compute a batch while the next one is decoded.
   """
-  source = inputs.Paths(images) if isinstance(images, Sequence) else images
+  source: Any = images
+  if isinstance(images, Sequence):
+    source = inputs.Paths(images, weights.decode)
   mesh, ways = sharding.make_mesh(), jax.device_count()
   size = -(-min(batch_size, len(source)) // ways) * ways
   params = jax.device_put(params, sharding.replicated(mesh))
   forward = jax.jit(forward)
-  like = {'image': np.zeros(weights.image_shape, np.uint8)}
+  like = {'image': np.zeros(weights.image_shape, weights.decode.dtype)}
   if weights.keeps_aspect:
     like = weights.transforms[-1](like['image'], np.random.default_rng(0))
   shape = like['image'].shape
   loaded = inputs.load(
-    source,
-    weights.transforms,
-    channels=shape[2],
-    max_image_bytes=max_image_bytes,
-    ahead=2 * size,
+    source, weights.transforms, max_image_bytes, ahead=2 * size
   )
   waiting: tuple[Any, Any] = (), {}
   while group := list(itertools.islice(loaded, size)):
@@ -252,9 +250,10 @@ def _features_file(text):
 @terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
-  source = inputs.find(args.images, csv=args.csv, image_key=args.image_key)
-  total, weights = len(source), arguments.read(args)
-  limit = args.max_image_bytes
+  weights = arguments.read(args)
+  named = {'csv': args.csv, 'image_key': args.image_key}
+  source = inputs.find(args.images, decode=weights.decode, **named)
+  total, limit = len(source), args.max_image_bytes
   options = {'batch_size': args.batch_size, 'max_image_bytes': limit}
   skipped: list[str] = []
   if args.features:

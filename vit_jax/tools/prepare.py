@@ -249,8 +249,7 @@ def _decoded(source, image, limit):
   """Return an image, uint8 [H, W, C], and whether EXIF turned it."""
   if not isinstance(image, bytes):
     return image, False
-  exif = getattr(source, 'exif', True)
-  encoded = images.Encoded(image, exif=exif, max_image_bytes=limit)
+  encoded = images.decoder(source)(image, max_image_bytes=limit)
   return encoded.pixels(), encoded.is_turned
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config, tree
+from vit_jax.data import images, rasters
 from vit_jax.data.targets import Classes, Targets
 from vit_jax.data.transforms import KeepAspect, Resize, antialiased
 from vit_jax.models import posemb, resample
@@ -49,6 +50,7 @@ class Weights:
     preprocess: converts uint8 images to the model's float images.
     transforms: convert a decoded image to one of image_shape, in order. None:
       resized as in the paper's code, without keeping the aspect ratio.
+    decode: what decodes image files, see `data.images.Colours`, the default.
     class_names: names of the outputs, or None.
     activation: converts logits to probabilities, 'softmax' or 'sigmoid', or is
       'identity', for numbers.
@@ -67,6 +69,7 @@ class Weights:
   image_shape: tuple[Side, Side, Count]
   preprocess: Callable[..., Any] = dataclasses.field(default_factory=Normalize)
   transforms: tuple[Callable[..., Any], ...] = None  # type: ignore[assignment]
+  decode: Any = None
   class_names: list[str] | None = None
   activation: Literal['softmax', 'sigmoid', 'identity'] = 'softmax'
   targets: Targets = Classes()
@@ -79,6 +82,10 @@ class Weights:
   def __post_init__(self) -> None:
     if self.transforms is None:
       self.transforms = (Resize(self.image_shape[:2]),)
+    if self.decode is None or isinstance(self.decode, images.Colours):
+      channels: Any = self.image_shape[2]
+      kind = images.Colours if channels in (1, 3) else rasters.Raster
+      self.decode = kind(channels)
     last: Any = [None, *self.transforms][-1]
     self.keeps_aspect = isinstance(last, KeepAspect)
     if self.keeps_aspect:  # not the shape of patches side by side

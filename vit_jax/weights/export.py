@@ -54,7 +54,9 @@ def stablehlo(
 
   if batch_size is None:
     (batch_size,) = jax.export.symbolic_shape('batch')
-  spec = jax.ShapeDtypeStruct((batch_size, *weights.image_shape), jnp.uint8)
+  spec = jax.ShapeDtypeStruct(
+    (batch_size, *weights.image_shape), weights.decode.dtype
+  )
   exported = jax.export.export(jax.jit(forward), platforms=platforms)(spec)
   outputs = {'identity': 'numbers'}.get(weights.activation, 'logits')
   about = formats.describe_use(weights) | {

@@ -49,7 +49,7 @@ NPZ_FORMATS = ('vit_jax', 'npz')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json', '.onnx')
 # What model.json and NAME.json have: objects, and plain values.
-_OBJECTS = ('model', 'preprocess', 'transforms', 'targets')
+_OBJECTS = ('model', 'preprocess', 'transforms', 'decode', 'targets')
 _USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation', 'thresholds')
 _PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
 # Parts that PyTorch's wrappers put into names, and DINOv2's chunks of layers.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.dense import Normalize
+from vit_jax.models.dense import Normalize, Standardize
 from vit_jax.types import Shape, Size, UserError
 from vit_jax.weights.bundle import Weights
 
@@ -65,8 +65,13 @@ def use(
     values = tuple(_round(value / factor) for value in values)
     return values[0] if len(set(values)) == 1 else values
 
+  preprocess: Any = Normalize(scaled(mean), scaled(std))
+  if channels not in (1, 3):  # rasters, in the values of their files
+    if len(mean) != channels:
+      mean, std = ([sum(x) / len(x)] * channels for x in (mean, std))
+    preprocess = Standardize(tuple(zip(mean, std)))
   return {
-    'preprocess': Normalize(scaled(mean), scaled(std)),
+    'preprocess': preprocess,
     'transforms': (resize,) if large == (height, width) else (resize, crop),
   }
 
@@ -85,15 +90,25 @@ def describe(
   is not a Normalize raises UserError.
   """
   preprocess, channels = weights.preprocess, weights.image_shape[2]
-  if not isinstance(preprocess, Normalize):
+  is_raster = weights.decode.dtype != 'uint8'
+  if not isinstance(preprocess, Normalize | Standardize) or (
+    is_raster and channels in (1, 3)  # which readers would divide by 255
+  ):
     raise UserError(
-      f'The preprocessing is {preprocess}; the format has only a mean and a '
-      'std. Use --format=vit_jax or stablehlo instead.'
+      f'Images are {weights.decode}, preprocessing is {preprocess}; the format '
+      'has only a mean and a std of levels 0 to 255. Use --format=vit_jax or '
+      'stablehlo instead.'
     )
+  most = 1 if is_raster else 255
   mean, std = (
-    [_round(value / 255) for value in np.broadcast_to(x, channels).tolist()]
+    [_round(value / most) for value in np.broadcast_to(x, channels).tolist()]
     for x in (preprocess.mean, preprocess.std)
   )
+  if is_raster:
+    weights.notes.append(
+      '  mean and std are those of the values of the files, not of pixels in '
+      '0..1'
+    )
   size = weights.image_shape[:2]
   first: Any
   first, *rest = [*weights.transforms] or [Resize(size)]

@@ -67,7 +67,7 @@ class InitFrom:
   head_rule: PathRule = HEAD
   posemb_resize: Method | None = None
   patch_resize: Method | None = None
-  adapt_channels: bool = False
+  adapt_channels: bool | Literal['mean'] = False
 
 
 def read(init_from: InitFrom, *, values: bool = True) -> Weights:

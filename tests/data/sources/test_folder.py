@@ -13,6 +13,7 @@ import tiny
 from PIL import Image
 
 from vit_jax.data import images, pipeline
+from vit_jax.data.images import Colours
 from vit_jax.data.sources import image_files, tars
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.named import open_source
@@ -49,7 +50,7 @@ def test_split_and_class_folders(root, capsys):
   train = Folder(root, split='train')
   assert train.class_names == ['10', '2', 'dog', 'kätzchen']
   assert train.num_classes == 4
-  assert (train.channels, train.exif) == (3, True)
+  assert train.decode == Colours(3, exif=True)
   expected = [(0, 0), (1, 0), (2, 0), (10, 1), (11, 1), (12, 1)]
   assert _content(train) == [*expected, (20, 3), (21, 3), (22, 3)]
   Folder(root, split='train')  # as an evaluator does

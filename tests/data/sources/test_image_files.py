@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.data import images
 from vit_jax.data.sources import image_files, inputs
 
 
@@ -74,11 +75,11 @@ def test_order_is_kept_and_closing_stops_the_threads(tmp_path):
   paths = image_files.find([str(tmp_path)])
   source = inputs.Paths(paths)
   plus_one = [lambda image, rng: image + 1]
-  loaded = list(inputs.load(source, plus_one, channels=3, ahead=4))
+  loaded = list(inputs.load(source, plus_one, ahead=4))
   assert [path for path, _ in loaded] == paths
   assert [int(x['image'][0, 0, 0]) for _, x in loaded] == list(range(1, 21))
   before = threading.active_count()
-  images = inputs.load(source, [], channels=3, ahead=4)
+  images = inputs.load(source, [], ahead=4)
   next(images)
   images.close()
   assert threading.active_count() == before
@@ -87,7 +88,7 @@ def test_order_is_kept_and_closing_stops_the_threads(tmp_path):
 def test_one_channel_and_what_cannot_be_read(folder):
   (folder / 'cut.png').write_bytes((folder / 'b.png').read_bytes()[:30])
   paths = [str(folder / n) for n in ('b.png', 'cut.png', 'gone.png')]
-  loaded = inputs.load(inputs.Paths(paths), [], channels=1)
+  loaded = inputs.load(inputs.Paths(paths, images.Colours(1)), [])
   (_, good), (path, cut), (_, gone) = loaded
   assert good['image'].shape == (4, 6, 1) and good['image'].dtype == np.uint8
   assert path == paths[1]
@@ -101,4 +102,4 @@ def test_bug_in_a_transform_is_no_unreadable_picture(folder):
 
   source = inputs.Paths([f'{folder}/b.png'])
   with pytest.raises(TypeError, match='a bug'):
-    list(inputs.load(source, [broken], channels=3))
+    list(inputs.load(source, [broken]))

@@ -113,14 +113,14 @@ def test_all_kinds_give_the_same_examples(root, name):
   assert type(source) is KINDS[name][0]
   assert packed.contents(source) == packed.expected(FILES)
   assert len(source) == 12 and source.num_classes == 3
-  assert source.class_names == NAMES and source.channels == 3
+  assert source.class_names == NAMES and source.decode.channels == 3
   assert source.labels().tolist() == LABELS
   assert source.labels().dtype == np.int32
   assert type(source[0]['label']) is int
   assert len(opened(root, name, classes=False)) == 12
   is_table = any(x in name for x in ('/pq', '/saved', '/single'))
   assert source[5].get('row') == (5 if is_table else None)
-  assert source.exif is (KINDS[name][0] is not Tfds)
+  assert source.decode.exif is (KINDS[name][0] is not Tfds)
   with pytest.raises((IndexError, ValueError)):
     source[12]
   copy = pickle.loads(pickle.dumps(source))
@@ -173,16 +173,16 @@ def test_fingerprints_tell_data_apart(root, tmp_path):
 
 def test_arguments_reach_the_source(root):
   folder = root / 'folder'
-  assert open_source(folder, channels=1).channels == 1
-  assert open_source(folder, exif=False).exif is False
+  assert open_source(folder, channels=1).decode.channels == 1
+  assert open_source(folder, exif=False).decode.exif is False
   assert open_source(folder, class_names=NAMES[::-1])[0]['label'] == 2
   part = open_source(folder, split='[:75%]', stratified=True, channels=1)
-  assert type(part) is Slice and part.channels == 1
+  assert type(part) is Slice and part.decode.channels == 1
   assert np.bincount(part.labels()).tolist() == [3, 3, 3]
   source = open_source(root / 'saved', image_key='image', label_key='label')
   assert source.num_classes == 3
   name = f'tfds:{root}/tfds/insects/1.0.0'
-  assert open_source(f'{name}:train', exif=True).exif
+  assert open_source(f'{name}:train', exif=True).decode.exif
   assert len(open_source(f'{name}:train[:3]+train[5:]')) == 10
   assert open_source(f'{name}:train', label_key='label').num_classes == 3
 

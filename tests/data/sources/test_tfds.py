@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 from tiny import encode
 
 from vit_jax.data import images
+from vit_jax.data.images import Colours
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.tools import to_array_record
 from vit_jax.types import UserError
@@ -92,7 +93,7 @@ def test_reads_without_tensorflow(data_dir):
     assert source[i]['count'] == value and 'things' in source[i]
     assert source.describe(i) == f'colours train[{i}] ({value}.png)'
   assert source.class_names == ['ant', 'bee', 'cat']
-  assert (source.channels, source.exif) == (3, False)
+  assert source.decode == Colours(3, exif=False)
   assert source.num_classes == 3
   assert 'tensorflow' not in sys.modules
 

@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from etils import epath
 
+from vit_jax.data import images
 from vit_jax.data.sources import image_files, tables
 from vit_jax.data.sources.columns import Column, binary
 from vit_jax.data.sources.image_files import is_image, is_shown, walk
 from vit_jax.data.sources.listed import Table
 from vit_jax.data.sources.tables import some
 from vit_jax.data.targets import Classes, Targets
-from vit_jax.types import MACHINE, PathLike, UserError
+from vit_jax.types import MACHINE, Decode, PathLike, UserError
 
 # Names of splits, in lower case: 'train2017', 'seg_test', 'valset'.
 _SPLIT = re.compile(
@@ -54,7 +55,7 @@ class Folder(tables.Labelled):
     label_key: column of the label; default: see `listed.LABELS`.
     group_key: column that is not the label.
     class_names: names of classes in order of labels; they may look like splits.
-    channels, exif: how images are decoded, see pipeline.py.
+    channels, exif: of `images.Colours`; or decode: another decoder.
     classes: whether folders are classes; if False, all labels are 0.
   """
 
@@ -72,9 +73,11 @@ class Folder(tables.Labelled):
     class_names: Sequence[str] | None = None,
     channels: Literal[1, 3] = 3,
     exif: bool = True,
+    decode: Decode | None = None,
     classes: bool = True,
   ) -> None:
-    self.channels, self.exif, self.targets = channels, exif, targets
+    self.decode = decode = decode or images.Colours(channels, exif)
+    self.targets = targets
     root = epath.Path(path).expanduser()
     # The folder that is searched for images; None: a table lists them.
     self.root = None if csv else os.fspath(root)
@@ -98,9 +101,9 @@ class Folder(tables.Labelled):
       self._columns = {k: x.numbers for k, x in listed.columns.items()}
       self._rows = listed.rows
     elif classes:
-      files, labels, names = _from_folders(root, split, class_names)
+      files, labels, names = _from_folders(root, split, class_names, decode)
     else:
-      files, names = _images(self._base, nested=False), None
+      files, names = _images(self._base, decode, nested=False), None
       labels = np.zeros(len(files), np.int32)
     if not csv:
       files = binary(files)
@@ -110,7 +113,9 @@ class Folder(tables.Labelled):
   def __getitem__(self, index: int) -> dict[str, Any]:
     return {
       **{k: x[self._rows[index]] for k, x in self._columns.items()},
-      'image': image_files.read(self._base / self.file_name(index)),
+      'image': image_files.read(
+        self._base / self.file_name(index), self.decode
+      ),
       'label': self._label(index),
     }
 
@@ -119,7 +124,8 @@ class Folder(tables.Labelled):
     if '://' not in os.fspath(self._base):
       is_large = len(self) > _MOST_CHECKED
       checked = self._missing if is_large else range(len(self))
-      image_files.check(tuple(map(self.describe, checked)), remedy)
+      paths = tuple(map(self.describe, checked))
+      image_files.check(paths, remedy, self.decode)
 
   def column(self, name: str) -> Sequence[Any]:
     """Return the cells of a column of the table, numbers if all are."""
@@ -140,15 +146,15 @@ class Folder(tables.Labelled):
     return str(self._base / self.file_name(index))
 
 
-def _from_folders(root, split, names):
+def _from_folders(root, split, names, decode):
   """Return (paths relative to the root or split, labels, class names)."""
   next(iter(root.iterdir()), None)  # raises an error if the folder is missing
   base, split = root / (split or ''), split or ''
-  files = _images(base)
+  files = _images(base, decode)
   found = list(map(class_of, files))
   if names is None:
     check_classes(f'{base}', files, split)
-    names, others = _in_splits(root, split, {*found})
+    names, others = _in_splits(root, split, {*found}, decode)
     if others:
       what = f'Folders without images of these classes {some(others)}'
       tables.say_once(f'{root}: the classes are {some(names)}. {what}')
@@ -190,7 +196,7 @@ def check_classes(where: str, files: Iterable[str], split: str = '') -> None:
     tables.say_once(f'{where}: the classes are {some(folders)}; {what}')
 
 
-def _in_splits(root, split, found):
+def _in_splits(root, split, found, decode):
   """Return the classes of all splits that share one, and other folders."""
   tops, folded = [root], {*map(str.casefold, found)}
   for _ in pathlib.PurePath(split).parts:
@@ -200,7 +206,7 @@ def _in_splits(root, split, found):
   names = {*found}
   for name, path in (pair for x in shared for pair in x.items()):
     if name not in names and is_shown(f'{name}/'):
-      names |= {name} if any(map(is_image, walk(path))) else set()
+      names |= {name} if any(is_image(x, decode) for x in walk(path)) else set()
   return sorted(names), sorted(set().union(*splits) - names)
 
 
@@ -212,16 +218,22 @@ def _folders(path):
   return sorted(x.name for x in found if not here.is_relative_to(real(x)))
 
 
-def _images(base, nested=True):
+def _images(base, decode, nested=True):
   """Return the sorted paths of the images, relative to the folder."""
   files = {*walk(os.fspath(base))}
-  found = sorted(x for x in files if is_image(x) and ('/' in x or not nested))
-  check_images(f'{base}', found, files.difference(found), nested)
+  found = [x for x in files if is_image(x, decode)]
+  found = sorted(x for x in found if '/' in x or not nested)
+  others = files.difference(y for x in found for y in decode.paths(x))
+  check_images(f'{base}', found, others, nested, decode.endings)
   return found
 
 
 def check_images(
-  where: str, found: Collection[str], others: Iterable[str], nested: bool = True
+  where: str,
+  found: Collection[str],
+  others: Iterable[str],
+  nested: bool = True,
+  endings: Collection[str] = image_files.ENDINGS,
 ) -> None:
   """Refuse no images, and those of a run; name the files that are ignored."""
   others, below = sorted(others), ' in class sub-folders' if nested else ''
@@ -231,7 +243,7 @@ def check_images(
     raise UserError(
       f'{where} has no images{below}, and {len(others)} other files. Expected '
       f'{where}/{"CLASS/" if nested else ""}IMAGE with an ending of '
-      f'{", ".join(image_files.ENDINGS)}{table}.'
+      f'{", ".join(endings)}{table}.'
     )
   if runs := [x for x in others if x.endswith('/resume.json')]:
     raise UserError(

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax.data import images
 from vit_jax.data.sources import image_files, listed, tables
 from vit_jax.data.subsets import Example
 from vit_jax.data.targets import Classes, Targets
-from vit_jax.types import PathLike, UserError
+from vit_jax.types import Decode, PathLike, UserError
 
 # Readers of files that are named themselves, by ending.
 _BUILDERS = {'.parquet': 'parquet', '.tar': 'webdataset', '.arrow': 'arrow'}
@@ -40,7 +41,7 @@ class HuggingFace(tables.Labelled):
       numbers; default: see `listed.LABELS`, 'cls', or the only ClassLabel.
     class_names: names of the classes in the order of their labels. Default:
       the names of the ClassLabel, else the sorted labels if they are texts.
-    channels, exif: how images are decoded, see pipeline.py.
+    channels, exif: of `images.Colours`; or decode: another decoder.
     classes: if False, there are no labels: all are 0.
   """
 
@@ -56,12 +57,14 @@ class HuggingFace(tables.Labelled):
     class_names: Sequence[str] | None = None,
     channels: Literal[1, 3] = 3,
     exif: bool = True,
+    decode: Decode | None = None,
     classes: bool = True,
   ) -> None:
     import datasets
     import huggingface_hub.constants as hub
 
-    self.channels, self.exif, self.targets = channels, exif, targets
+    self.targets = targets
+    self.decode = decode or images.Colours(channels, exif)
     self.where = f'{os.fspath(name)} {split}'
     name = os.path.expanduser(name)
     try:

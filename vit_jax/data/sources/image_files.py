@@ -4,12 +4,14 @@ import collections
 import concurrent.futures
 import functools
 import glob
+import io
 import os
 import posixpath
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import fsspec
@@ -25,10 +27,7 @@ from vit_jax.io import terminal
 from vit_jax.types import PathLike, UserError
 
 _ENDS = {'JPEG': b'\xff\xd9', 'PNG': b'IEND\xaeB`\x82'}
-ENDINGS = (  # of `images.FORMATS`
-  *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.bmp'),
-  *('.gif', '.tif', '.tiff'),
-)
+ENDINGS = images.ENDINGS
 # Hidden files, and folders of thumbnails, metadata and deleted files.
 _HIDDEN = re.compile(
   r'(^|/)(\.|@[^/]*/|(__MACOSX|lost\+found|System Volume Information|'
@@ -38,9 +37,9 @@ MAX_FILE_BYTES = 2**28
 _USUAL = 2**20  # a buffer for the largest file takes 0.1 ms more
 
 
-def is_image(path: str) -> bool:
+def is_image(path: str, decode: Any = images.Colours()) -> bool:
   """Return whether the path ends like an image, in lower or upper case."""
-  return path.lower().endswith(ENDINGS)
+  return decode.takes(path)
 
 
 def is_shown(path: str) -> bool:
@@ -172,11 +171,11 @@ def _form(path):
   return start + (posixpath.splitext(path)[1].lower() if is_image(path) else '')
 
 
-def find(patterns: Iterable[str]) -> list[str]:
+def find(patterns: Iterable[str], decode: Any = images.Colours()) -> list[str]:
   """Return the sorted paths of the images that the patterns match.
 
   A named file may have any ending. Folders, at any depth, and local globs match
-  the shown files with one of `ENDINGS`; a line on stderr counts the others.
+  the shown files that `decode` takes; a line on stderr counts the others.
   """
   found: set[str] = set()
   for pattern in patterns:
@@ -186,11 +185,11 @@ def find(patterns: Iterable[str]) -> list[str]:
     files = {y for x in matches for y in _files(epath.Path(x))}
     start = {x: len(os.path.commonpath([x, name])) for x in files}
     files = {x for x in files if is_shown(x[start[x] :])}
-    here = {x for x in files if is_image(x) or x == name}
+    here = {x for x in files if is_image(x, decode) or x == name}
     if not here:
       raise UserError(
         f'{pattern}: no images found. Give files, folders that contain images'
-        f' at any depth, or globs. The endings are {", ".join(ENDINGS)}.'
+        f' at any depth, or globs. The endings are {", ".join(decode.endings)}.'
       )
     if others := sorted(files - here):
       text = f'{pattern}: ignored files that are not images {some(others)}'
@@ -206,14 +205,20 @@ def _files(path):
 
 
 @functools.cache  # of what raises nothing: evaluators read the same folder
-def check(paths: tuple[str, ...], remedy: str) -> None:
+def check(
+  paths: tuple[str, ...], remedy: str, decode: Any = images.Colours()
+) -> None:
   """Raise UnreadableError with the local files that are not whole images.
 
-  Only headers are read, and the JPEGs and PNGs that do not end like one.
+  Only headers are read, and the JPEGs and PNGs that do not end like one; of
+  rasters all.
   """
 
   def error(path):
     try:
+      if not isinstance(decode, images.Colours):
+        decode(read(path, decode))
+        return None
       with images.pillow().open(path, formats=images.FORMATS) as image:
         end = _ENDS.get(image.format, b'')
       with open(path, 'rb') as file:
@@ -232,8 +237,20 @@ def check(paths: tuple[str, ...], remedy: str) -> None:
     raise images.UnreadableError(f'{text}\n{remedy}')
 
 
-def read(path: PathLike) -> bytes:
-  """Return the bytes of an image file, at most MAX_FILE_BYTES."""
+def read(path: PathLike, decode: Any = images.Colours()) -> bytes:
+  """Return the bytes of an image; of several files, of a zip with them."""
+  parts = [_read(x) for x in decode.paths(os.fspath(path))]
+  if len(parts) == 1:
+    return parts[0]
+  with io.BytesIO() as file:
+    with zipfile.ZipFile(file, 'w') as packed:
+      for i, part in enumerate(parts):
+        packed.writestr(zipfile.ZipInfo(f'{i}'), part)  # without a date
+    return file.getvalue()
+
+
+def _read(path):
+  """Return the bytes of a file, at most MAX_FILE_BYTES."""
   with epath.Path(path).open('rb') as file:
     data = file.read(_USUAL)
     if len(data) == _USUAL:

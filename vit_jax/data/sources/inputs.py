@@ -1,6 +1,7 @@
 """Images to predict: what a command line names, read and transformed."""
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,18 +13,21 @@ from vit_jax.data import images, workers
 from vit_jax.data.sources import image_files, named, tables
 from vit_jax.data.subsets import Source, describe
 from vit_jax.data.transforms import apply
-from vit_jax.types import UserError
+from vit_jax.types import Decode, UserError
 
 
 class Paths(tables.Labelled):
   """A source of image files, by path or URL, in this order; labels are 0."""
 
-  def __init__(self, paths: Sequence[str]) -> None:
+  def __init__(
+    self, paths: Sequence[str], decode: Decode = images.Colours()
+  ) -> None:
     super().__init__(np.zeros(len(paths), np.int32), None)
-    self._paths = paths
+    self._paths, self.decode = paths, decode
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return {'image': image_files.read(self._paths[index]), 'label': 0}
+    image = image_files.read(self._paths[index], self.decode)
+    return {'image': image, 'label': 0}
 
   def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
     """Return the labels and the paths."""
@@ -34,48 +38,50 @@ class Paths(tables.Labelled):
     return self._paths[index]
 
 
-def find(words: Sequence[str], *, csv: str | None, **options: Any) -> Source:
+def find(
+  words: Sequence[str], *, decode: Decode, csv: str | None, **options: Any
+) -> Source:
   """Return the source of the images that the words of a command name.
 
   It is `open_source` of the name of a data set, such as 'hf:beans:test', or of
   a table and its folder, with these options; else, `image_files.find`.
   """
-  if csv is None and (len(words) > 1 or any(map(_is_path, words))):
-    return Paths(image_files.find(words))
+  is_path = functools.partial(_is_path, decode=decode)
+  if csv is None and (len(words) > 1 or any(map(is_path, words))):
+    return Paths(image_files.find(words, decode), decode)
   if len(words) > 1:
     raise UserError(f'csv={csv!r}: expected one folder, not {words}.')
   with contextlib.redirect_stdout(sys.stderr):  # what is said of the data
-    return named.open_source(*words, csv=csv, classes=False, **options)
+    options = {'csv': csv, 'classes': False, 'decode': decode, **options}
+    return named.open_source(*words, **options)
 
 
-def _is_path(word):
+def _is_path(word, decode):
   """Return whether a word is neither a name nor a file of a data set."""
-  is_image = image_files.is_image(word)
+  is_image = image_files.is_image(word, decode)
   return is_image or named.kind_and_name(word) == ('folder', word)
 
 
 def load(
   source: Source,
   transforms: Sequence[Any],
-  *,
-  channels: int,
   max_image_bytes: int = images.MAX_IMAGE_BYTES,
+  *,
   ahead: int = 16,
 ) -> Iterator[tuple[str, Any]]:
-  """Yield (name, {'image': uint8 [H, W, C]}) of each example, in order.
+  """Yield (name, {'image': array [H, W, C]}) of each example, in order.
 
   By KeepAspect there is 'grid', too. If the image cannot be read, a ValueError
   replaces the dict. Threads read and transform `ahead` images in advance.
   """
-  options: Any = {'max_image_bytes': max_image_bytes}
-  options['exif'] = getattr(source, 'exif', True)
+  decode = images.decoder(source)
 
   def loaded(index):
     name = describe(source, index)
     try:
       image = source[index]['image']
-      if isinstance(image, bytes):
-        image = images.Encoded(image, channels, **options)
+      if isinstance(image, bytes) or decode.dtype != 'uint8':
+        image = decode(image, max_image_bytes=max_image_bytes)
       example = apply(transforms, {'image': image}, np.random.default_rng(0))
     except (OSError, ValueError) as error:
       return name, ValueError(f'{name}: {error}')

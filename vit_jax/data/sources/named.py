@@ -13,7 +13,7 @@ from vit_jax.data.sources.hugging_face import FILES, SAVED, HuggingFace
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.data.subsets import Slice, Source
 from vit_jax.data.targets import Targets
-from vit_jax.types import MACHINE, PathLike, PathRule, UserError
+from vit_jax.types import MACHINE, Decode, PathLike, PathRule, UserError
 
 _READERS: dict[str, Any] = {'folder': Folder, 'tfds': Tfds, 'hf': HuggingFace}
 # Files that show the kind of a folder.
@@ -35,6 +35,7 @@ def open_source(
   class_names: PathLike | Sequence[str] | None = None,
   channels: Literal[1, 3] = 3,
   exif: bool | None = None,
+  decode: Decode | None = None,
   classes: bool = True,
 ) -> Source:
   """Return the source that a name such as 'tfds:cifar10:train' stands for.
@@ -55,7 +56,8 @@ def open_source(
     stratified: whether the slice takes the same fraction of each class.
     group_key: column of the patients or objects that no slice divides; or a
       pattern, such as '(patient[0-9]+)', for a part of the path of the image.
-    split_key, image_key, label_key, channels, exif: passed to the source.
+    split_key, image_key, label_key, channels, exif, decode: passed to the
+      source.
     class_names: list of names, or a file with one name per line.
     classes: False: without labels; a folder has images anywhere below it.
   """
@@ -82,6 +84,7 @@ def open_source(
     'label_key': label_key,
     'class_names': tables.class_names(class_names),
     'exif': exif,
+    'decode': decode,
     # Records of TFDS have a label, which costs nothing.
     'classes': None if classes or kind == 'tfds' else False,
   }

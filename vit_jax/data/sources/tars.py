@@ -9,6 +9,7 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax.data import images
 from vit_jax.data.sources import image_files
 from vit_jax.data.sources.folder import check_classes, check_images, class_of
 from vit_jax.types import PathLike
@@ -26,7 +27,7 @@ class Tar:
   Args:
     path: local path or URL of the file.
     classes: {file name: name of its class}.
-    exif: see pipeline.py.
+    exif: of `images.Colours`.
   """
 
   def __init__(
@@ -36,7 +37,8 @@ class Tar:
     classes: Mapping[str, str] | None = None,
     exif: bool = True,
   ) -> None:
-    self.exif, self._path, self._classes = exif, epath.Path(path), classes
+    self.decode = images.Colours(exif=exif)
+    self._path, self._classes = epath.Path(path), classes
     if classes is not None:
       names = set(classes.values())
     else:

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from etils import epath
 
+from vit_jax.data import images
 from vit_jax.data.sources import tables
 from vit_jax.data.subsets import Example, stack_labels
 from vit_jax.data.targets import Classes, Targets
-from vit_jax.types import MACHINE, PathLike, UserError
+from vit_jax.types import MACHINE, Decode, PathLike, UserError
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
 _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
@@ -38,8 +39,8 @@ class Tfds(tables.Labelled):
       of the feature `label_key`: a number, an array, text as bytes, or for
       Sequence({...}) a dict of arrays with an entry for each element. It is
       picklable and has `num_classes`, and `class_names` if they are known.
-    channels, exif: how images are decoded, see pipeline.py. TensorFlow, and so
-      published results on these data sets, ignore the EXIF orientation.
+    channels, exif: of `images.Colours`; or decode: another decoder. TensorFlow,
+      and so published results on these data sets, ignore the EXIF orientation.
   """
 
   name: str
@@ -52,10 +53,12 @@ class Tfds(tables.Labelled):
   label_fn: Callable | None = None
   channels: Literal[1, 3] = 3
   exif: bool = False
+  decode: Decode | None = None
 
   def __post_init__(self) -> None:
     import tensorflow_datasets as tfds
 
+    self.decode = self.decode or images.Colours(self.channels, self.exif)
     builder = _builder(self.name, self.data_dir)
     self._features = features = builder.info.features
     self._records = _records(builder, self.name, self.split)

@@ -99,8 +99,9 @@ def _choose(asked, weights, paths):
 @terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
-  paths = image_files.find(args.images) if args.images else []
   weights = bundle.squeeze(arguments.read(args))
+  decode = weights.decode
+  paths = image_files.find(args.images, decode) if args.images else []
   names = _choose(args.figure, weights, paths)
   output = pathlib.Path(args.output).expanduser()
   output.mkdir(parents=True, exist_ok=True)

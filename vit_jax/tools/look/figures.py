@@ -284,7 +284,7 @@ def _images(weights, looks, px):
 def finer_images(
   weights: Weights, paths: Sequence[str], px: int
 ) -> Iterator[np.ndarray]:
-  """Yield the part of each image that the model sees, uint8 [H, W, C].
+  """Yield the part of each image that the model sees, to look at.
 
   The transforms of the weights are scaled to the smallest multiple of their
   image size whose smaller side has at least `px` pixels. There is no limit on
@@ -294,11 +294,11 @@ def finer_images(
   factor = -(-px // min(shape[:2]))
   finer = shape[0] * factor, shape[1] * factor
   transforms = scale(weights.transforms, finer, old=shape)
-  limits = {'channels': shape[2], 'max_image_bytes': sys.maxsize}
-  for _, example in inputs.load(inputs.Paths(paths), transforms, **limits):
+  source = inputs.Paths(paths, weights.decode)
+  for _, example in inputs.load(source, transforms, sys.maxsize):
     if isinstance(example, ValueError):
       raise example
-    yield example['image']
+    yield weights.decode.show(example['image'])
 
 
 def _caption(look):
