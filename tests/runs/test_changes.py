@@ -247,3 +247,30 @@ def test_a_run_of_a_study_that_is_done(tmp_path):
     do_study(tmp_path, [key], seed=1)
   with pytest.raises(ChangedRunError):
     do_study(tmp_path, ['runs.b.seed', 'runs.a.data'], seed=1)
+
+
+@pytest.mark.parametrize('module', ['outside_module', 'outside_package.losses'])
+def test_code_from_outside_is_part_of_a_run(module, tmp_path, monkeypatch):
+  """A run that resumes, hosts, and runs of a study that are done compare it."""
+  file = tmp_path / f'{module.replace(".", "/")}.py'
+  file.parent.mkdir(exist_ok=True)
+  file.write_text('def loss(model, *, preprocess): ...\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  call = configs.plan_run(config_of(**{'objective.target': f'{module}.loss'}))
+  entries, facts = [*configs.entries(call)], workdirs.facts(call, {})
+  now = workdirs.basis_of(entries)
+  begun(tmp_path / 'a', now)
+  (tmp_path / 'a' / study.DONE).write_text('{"seconds": 1}')
+  assert workdirs.check_changes(tmp_path / 'a', now) == []
+  workdirs.record_config(tmp_path, configs.Provenance(entries=entries))
+  recorded = workdirs.read(tmp_path, 'environment.json')['code']
+  assert recorded == {'objective.code': now['config']['objective.code']}
+
+  file.write_text('def loss(model, *, preprocess): return 1\n')
+  workdirs.code_of.cache_clear()  # as in another process
+  others = {k for k, x in workdirs.facts(call, {}).items() if x != facts[k]}
+  assert others == {'config.objective.code'}
+  with pytest.raises(ChangedRunError, match=r'=objective\.code'):
+    workdirs.check_changes(tmp_path / 'a', workdirs.basis_of(entries))
+  with pytest.raises(ChangedRunError, match=r'objective\.code: '):
+    do_study(tmp_path, **{'objective.target': f'{module}.loss'})

@@ -2,10 +2,10 @@
 
 config.json       the config that the run was started with
 preset.json       the config file, what the command line changed, the defaults
-environment.json  command line, git commit, package versions, devices
+environment.json  command line, git commit, versions, hashes of code, devices
 model.json        model, transforms and class names, to use a checkpoint
-resume.json       every argument and a fingerprint of the data, to compare with
-                  the next start
+resume.json       every argument, hashes of code and a fingerprint of the data,
+                  to compare with the next start
 changes.jsonl     differences that --allow_changes has permitted
 """
 
@@ -16,6 +16,7 @@ import fcntl
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -48,8 +49,8 @@ _PACKAGES = (
 # Evaluators, whose batches may become smaller, and probes change no training.
 _HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size|probes\b.*')
 
-# What results depend on: 'config' is {key: JSON value} of the arguments, 'data'
-# {key: value} of the fingerprints of the sources.
+# What results depend on: 'config' is {key: JSON value} of the arguments and of
+# their code, 'data' {key: value} of the fingerprints of the sources.
 Basis = Mapping[str, Mapping[str, Any]]
 STATISTICS = 'statistics.json'  # what is computed from the training data
 
@@ -161,6 +162,7 @@ def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
     'git_commit': git_commit(),
     'python': python[1],
     'packages': dict(packages),
+    'code': {x.key: x.value for x in _codes(provenance.entries)},
     'process_count': jax.process_count(),
     'devices': [str(d) for d in jax.devices()],
     'device_kind': jax.devices()[0].device_kind,
@@ -221,13 +223,37 @@ def git_commit() -> str | None:
 
 def versions() -> dict[str, str | None]:
   """Return the versions of Python and of packages; None: not installed."""
-  found: dict[str, str | None] = {'Python': platform.python_version()}
+  found = {'Python': platform.python_version(), **dict.fromkeys(_PACKAGES)}
   for name in _PACKAGES:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      found[name] = None
   return found
+
+
+@functools.cache
+def code_of(package: str) -> str:
+  """Return a hash of the files of a package or module; '' if it has none."""
+  try:
+    spec = importlib.util.find_spec(package)
+  except ValueError:  # a module that is no file
+    spec = None
+  places = spec and (spec.submodule_search_locations or [str(spec.origin)])
+  paths = map(pathlib.Path, places or ())
+  files = (y for x in paths for y in (x, *sorted(x.rglob('*.py'))))
+  found = [file.read_bytes() for file in files if file.is_file()]
+  return hashlib.sha256(b''.join(found)).hexdigest()[:12] if found else ''
+
+
+def _codes(entries):
+  """Yield an entry KEY.code for each KEY.target that is not of this package."""
+  for each in entries:
+    is_name = each.key.rpartition('.')[2] in ('target', 'run')
+    package = str(each.value).partition('.')[0]
+    # Versions are recorded; in a script are also the arguments of the run.
+    is_own = is_name and package not in (*_PACKAGES, '__main__')
+    if is_own and (code := code_of(package)):
+      key = re.sub('(target|run)$', 'code', each.key)
+      yield dataclasses.replace(each, key=key, value=code)
 
 
 class ChangedRunError(UserError):
@@ -244,9 +270,10 @@ def basis_of(
   entries: Iterable[config.Entry], arguments: Mapping[str, Any] | None = None
 ) -> Basis:
   """Return the Basis of `config.entries`, and of the data in the arguments."""
+  entries = [*entries]
   found = {
     each.key: each.value
-    for each in entries
+    for each in (*entries, *_codes(entries))
     if not each.marks & {HARMLESS, MACHINE}
   }
   data = {
@@ -329,7 +356,7 @@ def check_changes(
     keys = {x.key.removesuffix('.target'): None for x in refused}
     parts = [k for k in keys if not _is_in(k, [x for x in keys if x != k])]
     raise ChangedRunError(
-      f'The run in {workdir} was started with another config or other data:\n'
+      f'The run in {workdir} was started with another config, data or code:\n'
       f'{lines}\nUse these again, or another --workdir. If the changes are '
       'intended, add\n'
       f'  --allow_changes={",".join([*allow_changes, *parts])}'
@@ -369,9 +396,8 @@ def of_run(allow_changes: Sequence[str], name: str) -> list[str]:
 def facts(call: config.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
   """Return what must be equal on all hosts; `supplied` are other arguments."""
   entries = [x for x in config.entries(call) if MACHINE not in x.marks]
+  entries += _codes(entries)
   found = {f'config.{x.key}': json.dumps(x.value) for x in entries}
   found |= {f'--{name}': repr(value) for name, value in supplied.items()}
   found |= {f'version of {name}': str(x) for name, x in versions().items()}
-  files = sorted(pathlib.Path(__file__).parents[1].rglob('*.py'))
-  code = hashlib.sha256(b''.join(file.read_bytes() for file in files))
-  return found | {'code of vit_jax': code.hexdigest()[:12]}
+  return found | {'code of vit_jax': code_of('vit_jax')}
