@@ -10,7 +10,7 @@ from vit_jax import config as configs
 from vit_jax.runs import workdirs
 from vit_jax.runs.monitor import NonFiniteError
 from vit_jax.runs.records import Writer, read_records
-from vit_jax.types import UserError
+from vit_jax.types import ACCURACY, UserError
 
 CALLS = []
 SEEN = {}
@@ -34,7 +34,7 @@ def fake_run(
   SEEN[name] = {'workdir': workdir, 'provenance': provenance, **others}
   if fails:
     raise RuntimeError('out of memory')
-  writer = Writer(workdir)
+  writer = Writer(workdir, kinds={'test/accuracy': ACCURACY})
   workdirs.record_start(workdir, workdirs.basis_of(provenance.entries))
   writer.write(1, {'test/accuracy': 0.0})
   writer.write(2, {'test/accuracy': value})
@@ -108,8 +108,8 @@ def test_runs_in_order_and_reports(tmp_path, capsys):
   read = json.loads((tmp_path / 'table.json').read_text())
   assert read['transfer']['5 shots']['values'] == [0.25, 0.75]
   assert (tmp_path / 'table.md').read_text() == (
-    '# Accuracy (%)\n\n'
-    '|  | 5 shots | all |\n'
+    '# Accuracy\n\n'
+    '|  | 5 shots (%) | all (%) |\n'
     '|---|---|---|\n'
     '| transfer | 50.0 ± 25.0 |  |\n'
     '| pre-training | 50.0 | 50.0 |\n'

@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from vit_jax.reports.results import Results
-from vit_jax.reports.table import Paired
+from vit_jax.reports.table import Paired, Table
 
 RUNS = {
   'cars_seed0': [{'step': 1, 'acc': 0.1}, {'step': 2, 'acc': 0.2, 'val': 0.9}],
@@ -33,6 +33,7 @@ def make(path, done, runs=RUNS):
     (path / name).mkdir()
     lines = [json.dumps(record) for record in records]
     (path / name / 'metrics.jsonl').write_text('\n'.join(lines))
+    (path / name / 'kinds.json').write_text('{"acc": {"unit": "%"}}')
   return Results(runs, epath.Path(path), done)
 
 
@@ -47,7 +48,7 @@ def test_the_last_records_count_and_whole_names(results):
   assert find(results, 'shots', r'k_seed\d') == (0.1, 0.3)
   value = results.find({'runs': 'cars_seed.', 'metric': 'acc'})
   assert value.mean == pytest.approx(0.3) and value.std == pytest.approx(0.1)
-  assert value.percent() == '30.0 ± 10.0' and value.percent(0) == '30 ± 10'
+  assert value.text() == '30.0 ± 10.0' and value.text(digits=0) == '30 ± 10'
   assert find(results, 'stopped') == (0.9,)
   assert find(results, 'stopped', best='val') == (0.6,)
   assert find(results, 'pets_seed0', best='val') is None
@@ -69,8 +70,9 @@ def test_a_seed_that_lacks_a_run_does_not_count(tmp_path):
 
 
 def test_published_values(results):
-  assert results.find({'value': 0.77}).percent() == '77.0'
-  assert results.find({'value': (0.7763, 0.0023)}).percent(2) == '77.63 ± 0.23'
+  assert results.find({'value': 0.77}).text() == '77.0'
+  value = results.find({'value': (0.7763, 0.0023)})
+  assert value.text(digits=2) == '77.63 ± 0.23'
 
 
 def test_specs_that_nothing_can_fill(results):
@@ -135,3 +137,25 @@ def test_only_pairs_that_are_done_count(tmp_path):
   assert list(better['values']) == ['1'] and better['half_width'] is None
   lines = (tmp_path / 'paired.md').read_text().splitlines()
   assert lines[-2:] == ['| better | +2.0 |', '| same |  |']
+
+
+def test_units_and_an_ema_of_some_rows(tmp_path):
+  """A metric without a unit is not in percent."""
+  runs = {
+    f'{row}_seed{seed}': [{'step': 1, 'acc': 0.5, 'rank': rank + seed}]
+    for row, rank in {'base': 16.0, 'more': 21.25}.items()
+    for seed in (0, 1)
+  }
+  rank = {'column': 'rank', 'metric': 'rank'}
+  both = [x | y for x in cells(['base', 'more']) for y in ({}, rank)]
+  results = make(tmp_path, runs, runs)
+  (tmp_path / 'more_seed0/config.json').write_text('{"ema": {"decay": 0.9}}')
+  for report, *rows in (
+    (Table, '| base | 50.0 ± 0.0 | 16.5 ± 0.5 |', '21.75 ± 0.5 |'),
+    (Paired, '| base | 50.0 ± 0.0 | 16.5 ± 6.353 |', '+5.25 ± 0 |'),
+  ):
+    report(both, name='x')(results)
+    title, _, head, _, *lines = (tmp_path / 'x.md').read_text().splitlines()
+    assert title.endswith('EMA of the parameters, others without: more')
+    assert head == '|  | digits (%) | rank |' and lines[0] == rows[0]
+    assert lines[1].endswith(rows[1])

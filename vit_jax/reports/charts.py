@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.reports.curves import band
 from vit_jax.types import Kind, Kinds, kind_of
 
-_GROUPS = 'Results', 'Optimizer', 'Layers', 'Speed and memory'  # in this order
+_GROUPS = 'Results', 'Optimizer', 'Layers', 'Speed and memory'  # come first
 _POINTS = 40_000  # of a chart, at most
 POINTS = 1000  # of a line, at most; more than its pixels
 WORDS = {  # for metrics whose names are not words
@@ -105,7 +105,8 @@ def _charts(lines_of, kinds):
     title = WORDS.get(title, title) + ' (%)' * (kind.unit == '%')
     chart = {'title': title, 'group': kind.group, 'log': is_log}
     made.append(chart | {'lines': drawn})
-  return sorted(made, key=lambda chart: _GROUPS.index(chart['group']))
+  order = [*_GROUPS, *(chart['group'] for chart in made)]
+  return sorted(made, key=lambda chart: order.index(chart['group']))
 
 
 def thinned(values: np.ndarray, limit: int) -> np.ndarray:

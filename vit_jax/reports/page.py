@@ -222,6 +222,7 @@ def _study(study):
   done = sum(bool(run.done) for run in runs)
   seconds = sum(run.seconds or 0 for run in runs)
   is_done = 'good' if done == len(runs) else 'warn'
+  tables = [_markdown(x.read_text()) for x in sorted(study.path.glob('*.md'))]
   return {
     'kind': 'Study',
     'status': (f'{done} of {len(runs)} runs are done', is_done),
@@ -236,9 +237,7 @@ def _study(study):
       for x in runs
     ),
     'runs': _table_of(runs),
-    'results': [
-      _markdown(file.read_text()) for file in sorted(study.path.glob('*.md'))
-    ],
+    'results': sorted(tables, key=lambda x: '95% intervals' in x[0]),
     'figures': {x.stem: _encoded(x) for x in sorted(study.path.glob('*.png'))},
   }
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from vit_jax.runs import workdirs
 from vit_jax.runs.records import read_kinds, read_records
 from vit_jax.types import UserError, kind_of
 
@@ -22,11 +24,12 @@ class Value:
   std: float
   values: tuple[float, ...]
 
-  def percent(self, digits: int = 1) -> str:
-    """Return fractions as '93.1 ± 0.4', or '93.1' for a single value."""
-    text = f'{100 * self.mean:.{digits}f}'
+  def text(self, scale: int = 100, digits: int = 1, sign: str = '') -> str:
+    """Return '93.1 ± 0.4' or '93.1'; four digits with a scale of 1."""
+    form = f'.{digits}f' if scale == 100 else '.4g'
+    text = f'{scale * self.mean:{sign}{form}}'
     if len(self.values) > 1 or self.std:
-      text += f' ± {100 * self.std:.{digits}f}'
+      text += f' ± {scale * self.std:{form}}'
     return text
 
 
@@ -59,6 +62,7 @@ class Results:
       name: read_records(workdir / name) if name in done else []
       for name in self.names
     }
+    self._kinds = {name: read_kinds(workdir / name) for name in self.names}
 
   def matching(self, pattern: str) -> list[str]:
     """Return the names of the runs that the regex matches in full."""
@@ -76,6 +80,21 @@ class Results:
     if values := tuple(self.sample(**spec).values()):
       return Value(float(np.mean(values)), float(np.std(values)), values)
     return None
+
+  def scale(self, spec: Mapping[str, Any]) -> int:
+    """Return 100 for fractions, which are shown in percent; 1 for others."""
+    units = {
+      kind_of(metric, self._kinds[name]).unit
+      for name in self.matching(spec.get('runs', ''))
+      for metric in itertools.chain(*self.records[name])
+      if re.fullmatch(spec['metric'], metric)
+    }
+    return 100 if 'value' in spec or units == {'%'} else 1
+
+  def has_ema(self, spec: Mapping[str, Any]) -> bool:
+    """Return whether a run of a spec evaluates an EMA of its parameters."""
+    found = (self.workdir / name for name in self.matching(spec['runs']))
+    return any(workdirs.read(x, 'config.json').get('ema') for x in found)
 
   def sample(
     self, *, runs: str, metric: str, best: str | None = None
@@ -95,7 +114,7 @@ class Results:
     for name in self.matching(runs):
       records, seed = self.records[name], _seed(runs, name)
       if best:
-        kind = kind_of(best, read_kinds(self.workdir / name))
+        kind = kind_of(best, self._kinds[name])
         scores = {i: r[best] for i, r in enumerate(records) if best in r}
         records = [records[kind.best(scores)]] if scores else []
       last = {k: v for record in records for k, v in record.items()}

@@ -83,7 +83,7 @@ class Scaling:
       'name': point.get('name', label),
       'x': x.mean / unit.mean,
       'bar': bar,
-      'text': dataclasses.replace(y, std=bar).percent(),
+      'text': dataclasses.replace(y, std=bar).text(),
       **dataclasses.asdict(y),
     }
 
@@ -96,11 +96,12 @@ def _specs(panel, point):
 
 def _correlation(panel, rows):
   """Return the rank correlation of x and y as a text; '' without."""
-  if not panel.get('correlate') or len(rows) < 3:
+  x, y = ([row[k] for row in rows] for k in ('x', 'mean'))
+  has_ranks = len(rows) > 2 and min(len({*x}), len({*y})) > 1
+  if not panel.get('correlate') or not has_ranks:
     return ''
   import scipy.stats  # takes half a second
 
-  x, y = ([row[k] for row in rows] for k in ('x', 'mean'))
   return f' (ρ = {scipy.stats.spearmanr(x, y).statistic:.2f})'
 
 

@@ -11,16 +11,17 @@ from etils import epath
 from vit_jax.io import terminal
 from vit_jax.io.files import write_atomically, write_json
 from vit_jax.reports import pictures
-from vit_jax.reports.results import Results, half_width
+from vit_jax.reports.results import Results, Value, half_width
 from vit_jax.reports.workdir import Workdir
 from vit_jax.types import Natural
 
 
 @dataclasses.dataclass
 class Table:
-  """Rows and columns of values, in percent, in NAME.md and NAME.json.
+  """Rows and columns of values, in NAME.md and NAME.json.
 
-  Cells are dicts of row, column, and the keys that `Results.find` takes.
+  Cells are dicts of row, column, and the keys that `Results.find` takes. A
+  column of fractions, such as accuracies, is in percent.
   """
 
   cells: tuple[Mapping[str, Any], ...]
@@ -28,7 +29,7 @@ class Table:
   digits: Natural = 1
   name: str = 'table'
 
-  unit = '%'
+  about = ''
 
   def check(self, results: Results) -> None:
     """Raise ValueError for a cell that no run can fill."""
@@ -45,8 +46,14 @@ class Table:
       if found := self.find(column, spec, results):
         texts[row][column], data[row][column] = found
     lines = [[row, *text.values()] for row, text in texts.items()]
-    title = f'{self.title} ({self.unit})'
-    publish(results.workdir, self.name, title, ['', *columns], lines, data)
+    in_percent = {x for _, x, spec in cells if results.scale(spec) == 100}
+    head = ['', *(f'{x} (%)' if x in in_percent else x for x in columns)]
+    ema = {k: results.has_ema(spec) for k, _, spec in cells if 'runs' in spec}
+    title = self.title + self.about
+    if len({*ema.values()}) == 2:
+      rows = ', '.join(row for row, has_one in ema.items() if has_one)
+      title += f'. With an EMA of the parameters, others without: {rows}'
+    publish(results.workdir, self.name, title, head, lines, data)
     return data
 
   def find(
@@ -55,12 +62,13 @@ class Table:
     """Return the text of a cell and {'mean', 'std', 'values'}, or None."""
     if (value := results.find(spec)) is None:
       return None
-    return value.percent(self.digits), dataclasses.asdict(value)
+    text = value.text(results.scale(spec), self.digits)
+    return text, dataclasses.asdict(value)
 
 
 @dataclasses.dataclass
 class Paired(Table):
-  """Differences of each row to the first one, with 95% intervals, in percent.
+  """Differences of each row to the first one, with 95% intervals.
 
   A difference is taken within each seed, the group `seed` of the runs, so that
   what the seed decides (data, order, initialisation) cancels. The interval is
@@ -71,7 +79,7 @@ class Paired(Table):
   title: str = 'Differences to the baseline'
   name: str = 'paired'
 
-  unit = '%, 95% intervals'
+  about = ' (95% intervals)'
 
   def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
     """Print, write and draw it. Return what a Table returns."""
@@ -83,15 +91,17 @@ class Paired(Table):
     _, *rows = data
     for column, axes in zip(columns, panels):
       found = [data[row].get(column, {}) for row in rows]
+      scale = results.scale(self._baseline(column))
+      unit = 'difference (points)' if scale == 100 else 'difference'
       x, bars = (
-        np.array([100 * (cell.get(key) or np.nan) for cell in found])
+        scale * np.array([cell.get(key) for cell in found], float)
         for key in ('mean', 'half_width')
       )
       axes.errorbar(x, range(len(rows)), xerr=bars, fmt='o', capsize=3)
       axes.axvline(0, color='grey', linewidth=1)
       axes.set_yticks(range(len(rows)), rows if column == columns[0] else [])
       axes.set_ylim(len(rows) - 0.5, -0.5)
-      axes.set(title=column, xlabel='difference (points)')
+      axes.set(title=column, xlabel=unit)
     pictures.save(made, results.workdir / f'{self.name}.png')
     return data
 
@@ -99,20 +109,21 @@ class Paired(Table):
     self, column: str, spec: Mapping[str, Any], results: Results
   ) -> tuple[str, dict[str, Any]] | None:
     """Return a cell's text and {'mean', 'half_width', 'values'}, or None."""
-    cells = map(_parts, self.cells)
-    baseline = next(x for _, other, x in cells if other == column)
+    baseline, scale = self._baseline(column), results.scale(spec)
     values, sign = results.sample(**spec), ''
     if spec != baseline:
       base, sign = results.sample(**baseline), '+'
       values = {k: x - base[k] for k, x in values.items() if k in base}
     if not values:
       return None
-    sample = list(values.values())
-    mean, width = float(np.mean(sample)), half_width(sample) or None
-    text = f'{100 * mean:{sign}.{self.digits}f}'
-    if width:
-      text += f' ± {100 * width:.{self.digits}f}'
-    return text, {'mean': mean, 'half_width': width, 'values': values}
+    sample = tuple(values.values())
+    mean, width = float(np.mean(sample)), half_width(sample)
+    text = Value(mean, width, sample).text(scale, self.digits, sign)
+    return text, {'mean': mean, 'half_width': width or None, 'values': values}
+
+  def _baseline(self, column):
+    """Return the spec of the first cell of a column."""
+    return next(x for _, name, x in map(_parts, self.cells) if name == column)
 
 
 def publish(
