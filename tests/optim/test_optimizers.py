@@ -280,6 +280,14 @@ def test_updates_are_timms(timm_training, name, rule, num_steps, fields):
   assert_close(actual, tiny.under(timm_training, f'{name}/'), 5e-5)
 
 
+def test_a_kernel_with_other_axes_than_its_name_says():
+  params = {'block_0': {'attn': {'query': {'kernel': jnp.ones((8, 2, 2, 4))}}}}
+  with pytest.raises(ValueError, match=r"4 axes.*'in', 'heads', 'head_dim'"):
+    optim.muon(1.0).init(params)
+  rows = [('.*/query', ['in'], ['pair', 'heads', 'head_dim'])]
+  optim.muon(1.0, kernels=rows).init(params)
+
+
 @pytest.mark.parametrize('scan', [False, True])
 def test_matrices_of_a_vit(scan):
   """{path: number of inputs} of a real model; AdamW has the rest."""

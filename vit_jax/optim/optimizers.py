@@ -388,9 +388,16 @@ def _matrix_axes(path, x, kernels=()):
   """Return which axes of a kernel are inputs and outputs; else None."""
   if not re.fullmatch(r'(?!head[^/]*/).*/kernel', path):
     return None
-  outputs = len(find(path, kernels).outputs)
+  _, inputs, outputs = find(path, kernels)
   axes = tuple(range(int(tree.is_stacked([path])), x.ndim))
-  return optax.contrib.MuonDimensionNumbers(axes[:-outputs], axes[-outputs:])
+  if inputs and len(axes) != len(inputs) + len(outputs):
+    raise UserError(
+      f'muon: {path} has {len(axes)} axes. By its name, {[*inputs, *outputs]} '
+      'are expected. Add a row with the names of its axes: optimizer.kernels='
+      f'(({path.removesuffix("/kernel")!r}, INPUTS, OUTPUTS),)'
+    )
+  split = len(axes) - len(outputs)
+  return optax.contrib.MuonDimensionNumbers(axes[:split], axes[split:])
 
 
 def _stored_as(dtype, tx):
