@@ -58,7 +58,7 @@ def test_one_channel_is_luma(kind):
   assert np.abs(image[..., 0] - luma).max() < 1.5
 
 
-@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'WEBP'])
+@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'WEBP', 'AVIF'])
 @pytest.mark.parametrize('orientation', range(1, 9))
 def test_exif_orientation(kind, orientation):
   # The turns by which the EXIF standard defines the eight orientations.
@@ -191,7 +191,25 @@ def test_other_bytes_are_an_error(data):
     images.decode(data)
 
 
-@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF'])
+OTHERS = {
+  b'version https://git-lfs.github.com/spec/v1\noid': 'a Git LFS pointer',
+  b'\0\0\0\x18ftypheic\0\0\0\0mif1heic': 'it is HEIC',
+  b'\n<!DOCTYPE html><html>': 'it is an HTML page',
+  b'junk': 'cannot identify image file',
+}
+
+
+@pytest.mark.parametrize('data', OTHERS)
+def test_what_is_no_image_is_named(data, tmp_path):
+  file = tmp_path / 'a.jpg'
+  file.write_bytes(data)
+  for read in (images.decode, lambda _: image_files.check((str(file),), '')):
+    with pytest.raises(images.UnreadableError, match=OTHERS[data]) as info:
+      read(data)
+    assert '<_io' not in str(info.value)
+
+
+@pytest.mark.parametrize('kind', images.FORMATS)
 @pytest.mark.parametrize('channels', [1, 3])
 def test_limit_on_the_decoded_size(kind, channels, monkeypatch):
   monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 100)  # Pillow's own

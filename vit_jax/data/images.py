@@ -1,9 +1,9 @@
 """Decoding of images: OpenCV for the common kinds, Pillow for the rest.
 
 OpenCV is faster, and releases the GIL, so threads decode in parallel. Pillow
-reads the headers, and decodes images with transparency, CMYK JPEGs, GIFs and
-TIFFs, which OpenCV decodes incorrectly or not at all. If the extension _jpeg.c
-is compiled, libjpeg-turbo decodes JPEGs, only the part that a crop needs.
+reads the headers, and decodes images with transparency, CMYK JPEGs, GIFs, TIFFs
+and AVIFs, which OpenCV decodes incorrectly or not at all. If the extension
+_jpeg.c is compiled, libjpeg-turbo decodes JPEGs, only the part of a crop.
 """
 
 import dataclasses
@@ -32,11 +32,16 @@ warn_once = functools.cache(logging.warning)  # of `Encoded.remark`
 Box = tuple[int, int, int, int]  # y, x, height, width
 
 # Pillow has more, but starts Ghostscript or unpacks gzip for some of them.
-FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF')
+FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF', 'AVIF')
 ENDINGS = (
   *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.bmp'),
-  *('.gif', '.tif', '.tiff'),
+  *('.gif', '.tif', '.tiff', '.avif', '.avifs'),
 )
+_OTHERS = {  # what files may be instead, by how they begin
+  rb'version https://git-lfs': 'it is a Git LFS pointer. Run git lfs pull',
+  rb'(?s)....ftyp(hei|hev|mif1|msf1)': 'it is HEIC. Save it as JPEG or PNG',
+  rb'(?i)\s*<(!doctype )?html': 'it is an HTML page. Download it again',
+}
 _TAGS = re.compile(rb'eXIf|Raw profile type|XML:com.adobe.xmp')  # of PNGs
 _BITS, _PHOTOMETRIC, _SAMPLES = 258, 262, 277  # tags of TIFF
 _MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')  # that ends a scan
@@ -169,7 +174,7 @@ class Encoded:
   animation is its first frame.
 
   Args:
-    data: bytes of a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+    data: bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF file.
     channels: 3 converts grey to three equal channels, 1 converts RGB to luma.
     max_image_bytes: limit on H * W * channels, checked before decoding.
     exif: apply the EXIF orientation, which TensorFlow's decoders ignore.
@@ -205,7 +210,7 @@ class Encoded:
         if kind := {'F': 'floats', 'I': 'signed or 32-bit'}.get(image.mode):
           raise ValueError(f'pixels are {kind}. Save them as uint8 or uint16')
         self._for_pillow = (
-          image.format in ('GIF', 'TIFF')
+          image.format in ('GIF', 'TIFF', 'AVIF')
           or image.mode == 'CMYK'
           or image.has_transparency_data
         )
@@ -336,9 +341,11 @@ def _orientation(image, data):
 
 
 def _unreadable(data, error):
+  why = re.sub(' <_io.BytesIO .*>', '', str(error))  # of Pillow
+  why = next((x for start, x in _OTHERS.items() if re.match(start, data)), why)
   return UnreadableError(
     f'cannot decode an image of {len(data)} bytes that begin with'
-    f' {data[:8]!r}: {error}. The formats are {", ".join(FORMATS)}.'
+    f' {data[:8]!r}: {why}. The formats are {", ".join(FORMATS)}.'
   )
 
 

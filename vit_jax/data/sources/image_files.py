@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import functools
 import glob
 import io
@@ -215,18 +216,13 @@ def check(
   """
 
   def error(path):
+    if isinstance(decode, images.Colours) and _ends_well(path):
+      return None
     try:
-      if not isinstance(decode, images.Colours):
-        decode(read(path, decode))
-        return None
-      with images.pillow().open(path, formats=images.FORMATS) as image:
-        end = _ENDS.get(image.format, b'')
-      with open(path, 'rb') as file:
-        file.seek(-len(end), os.SEEK_END)
-        if file.read() != end:
-          file.seek(0)
-          images.decode(file.read())
-    except Exception as error:  # Pillow's readers raise many types
+      image = decode(read(path, decode))
+      if isinstance(image, images.Encoded):
+        image.pixels()
+    except (UserError, OSError) as error:
       return f'{path}: {error}'
 
   with concurrent.futures.ThreadPoolExecutor(2 * workers.cores()) as pool:
@@ -235,6 +231,17 @@ def check(
     shown = '\n  '.join(errors[:10] + ['...'][: len(errors) // 11])
     text = f'{len(errors)} of {len(paths)} images cannot be read:\n  {shown}'
     raise images.UnreadableError(f'{text}\n{remedy}')
+
+
+def _ends_well(path):
+  """Return whether a file has the header, and the end, of a picture."""
+  with contextlib.suppress(Exception):  # Pillow's readers raise many types
+    with images.pillow().open(path, formats=images.FORMATS) as image:
+      end = _ENDS.get(image.format, b'')
+    with open(path, 'rb') as file:
+      file.seek(-len(end), os.SEEK_END)
+      return file.read() == end
+  return False
 
 
 def read(path: PathLike, decode: Any = images.Colours()) -> bytes:
