@@ -77,6 +77,9 @@ def test_losses(kind, smoothing, labels):
   )
   np.testing.assert_allclose(loss, (weights * losses).mean(), rtol=1e-6)
   assert metrics['loss'] == loss
+  # A class without images has no weight of its own.
+  short = run(kind, labels, class_weights=WEIGHTS[:4])
+  assert short == run(kind, labels, class_weights=(*WEIGHTS[:4], 1.0))
 
 
 def test_labels_above_a_threshold():

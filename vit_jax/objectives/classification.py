@@ -68,10 +68,10 @@ class CrossEntropy(OfLogits):
 
   Attributes:
     label_smoothing: s in targets * (1 - s) + s / K.
-    class_weights: K numbers w; the loss is the mean over the batch of w[label]
-      times the loss of the example (not divided by the sum of the weights), for
-      a vector of labels the mean of w under the vector. The evaluators' loss
-      has no weights. See `data.balance.class_weights`.
+    class_weights: K numbers w, the last ones 1 by default; the loss is the mean
+      over the batch of w[label] times the loss of the example (not divided by
+      the sum of the weights), for a vector of labels the mean of w under the
+      vector. The evaluators' loss has none. See `data.balance.class_weights`.
   """
 
   label_smoothing: Rate = 0.0
@@ -89,7 +89,9 @@ class CrossEntropy(OfLogits):
     losses = self.losses(logits, targets)
     true = soft_targets(labels, num_classes)
     if self.class_weights is not None:
-      sums = (true * jnp.array([self.class_weights], jnp.float32)).sum(axis=-1)
+      weights = jnp.array([self.class_weights], jnp.float32)
+      others = (0, 0), (0, num_classes - weights.size)  # without images
+      sums = (true * jnp.pad(weights, others, constant_values=1)).sum(axis=-1)
       losses = losses * (sums / jnp.maximum(true.sum(axis=-1), 1e-12))
     loss = jnp.mean(losses) / (num_classes if self.mean_over_classes else 1)
     predicted = jnp.argmax(logits, axis=-1, keepdims=True)
