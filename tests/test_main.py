@@ -144,7 +144,7 @@ def test_a_full_disk_is_one_message(config, tmp_path, caplog, monkeypatch):
   monkeypatch.setattr(main.config, 'run', fill)
   with pytest.raises(SystemExit) as stopped:
     call(config, tmp_path)
-  assert f'The disk of --workdir={tmp_path} is full.' in stopped.value.code
+  assert stopped.value.code.startswith('\nA disk is full. Free some space')
   assert not caplog.messages
 
 

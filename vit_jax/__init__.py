@@ -8,3 +8,4 @@ the first time, so import vit_jax before that.
 from vit_jax.io import environment
 
 environment.avoid_wrong_results()
+environment.drop_missing_backend()

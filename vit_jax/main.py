@@ -26,7 +26,6 @@ from vit_jax.io import files, terminal
 from vit_jax.parallel import compilation_cache, hosts
 from vit_jax.reports import page
 from vit_jax.runs import canary, workdirs
-from vit_jax.types import UserError
 
 _CONFIG = flags.DEFINE_string(
   'config',
@@ -122,13 +121,6 @@ def main(argv: Sequence[str]) -> None:
       keys = (x.key for x in config.entries(call))
       skip = [f'--config.{x}=skip' for x in keys if x.endswith('.on_error')]
       raise UnreadableError(f'{error}: {" ".join(skip)}') from error
-    except Exception as error:
-      if not files.is_full(error):
-        raise
-      raise UserError(
-        f'The disk of --workdir={workdir} is full. Free some space there, and '
-        f'run the same command to resume. ({error!s:.300})'
-      ) from error
     if not _DRY_RUN.value:
       terminal.say(page.closing(workdir))
 

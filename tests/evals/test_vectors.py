@@ -123,12 +123,24 @@ def test_one_number_has_no_metrics_of_columns():
 
 
 @pytest.mark.parametrize('known', [0, 1, 50])
-def test_fewer_than_two_numbers_have_no_metrics(known):
+def test_fewer_than_two_numbers_have_no_metrics(known, tmp_path):
   labels = np.full((50, 1), np.nan, np.float32)
   labels[:known] = 3
   evaluator, params = make(Regression, data(labels, 1), KERNEL[:, :1])
   found = evaluator.run(params)
   assert all(np.isnan(found[x]) for x in ('rmse', 'r2', 'r2_low'))
+  worst.write_all(tmp_path, {'test': evaluator})
+
+
+def test_few_examples_give_no_warnings():
+  few = np.full((50, 1), np.nan, np.float32)
+  few[:3, 0] = 1, 2, 2
+  none, same = np.zeros((50, 3), np.float32), [1] * 50
+  kernel = -np.abs(KERNEL) * np.float32([1, 0.001, 1])  # the largest is 1
+  for cls, labels in (Regression, few), (MultiLabel, none), (Grades, same):
+    columns = np.shape(few)[1] if cls is Regression else 3
+    evaluator, params = make(cls, data(labels, columns), kernel[:, :columns])
+    evaluator.run(params)
 
 
 def test_grades():

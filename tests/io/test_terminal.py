@@ -85,5 +85,8 @@ def test_mistakes_of_the_user_are_one_line():
     config.locate('no path')
   assert stop.value.code.startswith("\nConfigError: 'no path' cannot")
   with pytest.raises(SystemExit) as stop, terminal.one_message():
-    raise OSError(errno.ENOSPC, 'No space left on device')
-  assert stop.value.code == '\nOSError: [Errno 28] No space left on device'
+    raise RuntimeError('write() failed: No space left on device')  # of TFDS
+  assert stop.value.code.startswith('\nA disk is full. Free some space')
+  with pytest.raises(SystemExit) as stop, terminal.one_message():
+    raise OSError(errno.EROFS, 'Read-only file system')  # of a semaphore
+  assert stop.value.code.startswith('\nMake /dev/shm writable')

@@ -11,11 +11,13 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from processes import python
 
 from vit_jax.evals.classification import Classification
 from vit_jax.reports import charts, confusion, page, table, worst
 from vit_jax.runs.records import OF_A_RUN
 from vit_jax.tools import report
+from vit_jax.types import Kind
 
 KINDS = OF_A_RUN | {f'val/{k}': x for k, x in Classification.metrics.items()}
 NASTY = '</script><img src=x onerror=alert(1)>&"\''
@@ -125,6 +127,8 @@ def folder(tmp_path_factory):
   write_run(study, [], config=config, preset=PRESET)
   table = f'# Table {NASTY}\n\n| | a |\n|---|---|\n| row | 93.1 ± 0.4 |\n'
   (study / 'table.md').write_text(table)
+  paired = table.replace('Table', 'Differences (95% intervals)')
+  (study / 'paired.md').write_text(paired)
   Image.fromarray(LARGE).save(study / 'curves.png')
   report.main([str(study)])
   return study
@@ -183,6 +187,7 @@ def test_a_study(folder):
     assert expected in said, expected
   assert 'image/png;' in shown and 'href="third/report.html"' in shown
   assert 'href="fourth' not in shown
+  assert said.index('Table') < said.index('Differences')
   assert 'evals.val.seed 0 1' in said  # without a command: all that changed
   said = text_of(folder / 'second' / 'report.html')
   assert '· diverged ·' in said and 'loss=nan' in said
@@ -289,6 +294,12 @@ def test_a_comparison_of_runs(tmp_path, capsys):
   assert [x[0][:2] for x in loss['lines'].values()] == [[3, 6], [9, 18]]
 
 
+def test_the_backend_of_jupyter_and_colab_may_be_missing():
+  backend = 'module://matplotlib_inline.backend_inline'
+  done = python('-c', 'import vit_jax, matplotlib', MPLBACKEND=backend)
+  assert done.returncode == 0, done.stderr
+
+
 def test_an_error_does_not_fail_the_run(tmp_path, capsys, monkeypatch):
   write_run(tmp_path, training())
   (tmp_path / 'done.json').write_text('half a fi')
@@ -329,6 +340,10 @@ def test_charts_have_a_line_for_each_split():
     ('n/grads/fc1/kernel', 'block_0', 'block_1'),
     ('n', 'grads/embedding/kernel', 'grads/head/kernel'),
   ]
+  own = {'val/entropy': Kind(group='mine')}
+  records = [{'step': i, 'val/entropy': 1.0, 'train/lr': 0.1} for i in (1, 2)]
+  groups = [x['group'] for x in charts.of_run(records, KINDS | own)]
+  assert groups == ['Optimizer', 'mine']
 
 
 def test_seeds_are_a_mean_and_a_band():

@@ -31,7 +31,8 @@ class Grades(Classification):
     y = self.predictions.predicted.astype(np.float64)
     # The mean squared error if both were independent.
     chance = np.mean(x**2) + np.mean(y**2) - 2 * x.mean() * y.mean()
+    kappa = 1 - np.mean((x - y) ** 2) / chance if chance else np.nan
     return found | {
       'mean_absolute_error': float(np.mean(np.abs(x - y))),
-      'quadratic_weighted_kappa': float(1 - np.mean((x - y) ** 2) / chance),
+      'quadratic_weighted_kappa': float(kappa),
     }

@@ -90,7 +90,8 @@ class MultiLabel(OutputEvaluator):
     means = (float(np.mean([*x.values()])) for x in of_each.values() if x)
     results = dict(zip(_MEANS, means))
     for metric, of_label in thresholds.items():
-      micro = metrics.f1_score(labels[known], (p >= of_label)[known])
+      both = labels[known], (p >= of_label)[known]
+      micro = metrics.f1_score(*both, zero_division=0.0)
       results[f'{metric}_micro'] = float(micro)
     right = (((p >= 0.5) == labels) | ~known).all(axis=1)
     results['exact_match'] = exact = float(right.mean())

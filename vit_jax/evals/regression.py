@@ -19,7 +19,7 @@ def _root_mean_square(true, output, axis=-1):
 
 
 def _r2(true, output, axis=-1):
-  variance = np.var(true, axis=axis)
+  variance = np.maximum(np.var(true, axis=axis), 1e-30)  # 0 in a sample of few
   return 1 - np.mean((output - true) ** 2, axis=axis) / variance
 
 

@@ -5,6 +5,7 @@ it starts, or when JAX computes for the first time.
 """
 
 import importlib.metadata
+import importlib.util
 import os
 import sys
 
@@ -37,6 +38,13 @@ def avoid_wrong_results() -> None:
   is_file = flags and not flags.startswith('-')
   if jaxlib_version() in WRONG_JAXLIB and not is_file and OPTION not in flags:
     os.environ['XLA_FLAGS'] = f'{flags} {OPTION}='.strip()
+
+
+def drop_missing_backend() -> None:
+  """Remove MPLBACKEND, which Jupyter and Colab set, if theirs is not here."""
+  kind, _, module = os.environ.get('MPLBACKEND', '').partition('://')
+  if kind == 'module' and not importlib.util.find_spec(module.split('.')[0]):
+    del os.environ['MPLBACKEND']
 
 
 def jaxlib_version() -> str:

@@ -6,6 +6,7 @@ traceback. All other errors are bugs, here or in a library, and keep theirs.
 
 import contextlib
 import datetime
+import errno
 import os
 import re
 import signal
@@ -140,10 +141,16 @@ def one_message() -> Iterator[None]:
   except KeyboardInterrupt:
     print('\nInterrupted.', file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
-  except (UserError, OSError) as error:
-    if isinstance(error, OSError) and not (error.filename or is_full(error)):
+  except Exception as error:
+    text = f'{type(error).__name__}: {error}'
+    file = isinstance(error, OSError) and error.filename
+    if is_full(error):
+      text = f'A disk is full. Free some space, and try again. ({text})'
+    elif getattr(error, 'errno', None) == errno.EROFS and not file:
+      text = f'Make /dev/shm writable, where semaphores are. ({text})'
+    elif not file and not isinstance(error, UserError):
       raise
-    sys.exit(printable(f'\n{type(error).__name__}: {error}'))
+    sys.exit(printable(f'\n{text}'))
 
 
 def track(

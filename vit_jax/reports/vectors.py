@@ -1,6 +1,7 @@
 """Pictures and worst predictions of numbers, and of several labels."""
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,8 @@ class Numbers:
 
   def errors(self) -> np.ndarray:
     """Return errors [N, K] that are comparable between columns."""
-    return np.abs(self.predicted - self.true) / np.nanstd(self.true, axis=0)
+    with warnings.catch_warnings(action='ignore'):  # of one number
+      return np.abs(self.predicted - self.true) / np.nanstd(self.true, axis=0)
 
   def write(
     self, folder: epath.Path, name: str, source: Any, class_names: Any = None

@@ -279,6 +279,14 @@ def test_names_that_nothing_can_be_opened_from(root, name, options, words):
   assert all(word in str(error.value) for word in words)
 
 
+def test_a_damaged_page_of_a_parquet_file(root, tmp_path):
+  file = tmp_path / 'a.parquet'
+  data = next(root.glob('pq/*.parquet')).read_bytes()
+  file.write_bytes(data[:4] + b'\xff' * 36 + data[40:])
+  with pytest.raises(ValueError, match=r'a\.parquet train is damaged: '):
+    open_source(str(file))
+
+
 @pytest.mark.parametrize(
   ('values', 'names', 'expected', 'classes'),
   [

@@ -69,6 +69,8 @@ class HuggingFace(tables.Labelled):
     name = os.path.expanduser(name)
     try:
       data = _load(name, split, config)
+    except datasets.exceptions.DatasetGenerationError as e:
+      raise UserError(f'{self.where} is damaged: {e.__cause__}') from e
     except (OSError, ValueError) as e:  # of the package, the hub or a network
       raise UserError(f'{self.where} cannot be read: {e}') from e
     folder = os.path.dirname(name) if name.endswith(FILES) else name
