@@ -64,6 +64,7 @@ setuptools.setup(
     'test': [
       *('mypy==2.4.1', 'pytest>=9', 'pytest-xdist>=3.7', 'ruff', 'selenium'),
       *('datasets', 'imagehash', 'onnx', 'scikit-image', 'setuptools>=77'),
+      *('imagecodecs', 'pydicom>=3', 'tifffile>=2026.3.3'),
     ],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],

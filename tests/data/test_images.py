@@ -10,7 +10,7 @@ from PIL import Image
 from tiny import encode
 
 from vit_jax.data import images, pipeline
-from vit_jax.data.sources import inputs
+from vit_jax.data.sources import image_files, inputs
 
 
 def picture(height=24, width=40):
