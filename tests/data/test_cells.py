@@ -5,7 +5,7 @@ import pytest
 
 from vit_jax.data.targets import Classes, Grades, Labels, Numbers
 
-NAN = np.nan
+NAN, EYE, TEN = np.nan, np.eye(11), [*map(str, range(1, 11))]
 LABELS, CLASSES, NUMBERS = Labels(('x',)), Classes(), Numbers(('x',))
 READ = [
   # One label, named by its column.
@@ -27,7 +27,7 @@ READ = [
   (LABELS, ['a;b', 'b', ' a ;b'], 'ab', [[1, 1], [0, 1], [1, 1]]),
   (Labels(('x',), separator=' '), ['a b', 'b'], 'ab', [[1, 1], [0, 1]]),
   (Labels(('x',), separator='|'), ['a b', 'c'], ['a b', 'c'], [[1, 0], [0, 1]]),
-  (LABELS, ['2|0', '0'], '012', [[1, 0, 1], [1, 0, 0]]),
+  (LABELS, ['10|2', '2'], [*map(str, range(11))], [EYE[10] + EYE[2], EYE[2]]),
   # As many zeros and ones as labels.
   (LABELS, ['0 1 0', '1 1 0'], '012', [[0, 1, 0], [1, 1, 0]]),
   (LABELS, ['0,1', '1,1'], '01', [[0, 1], [1, 1]]),
@@ -38,7 +38,7 @@ READ = [
   (CLASSES, ['cat', 'NA', 'dog'], ['cat', 'dog'], [0, -1, 1]),
   (CLASSES, ['None', 'b', 'a'], 'ab', [-1, 1, 0]),
   (CLASSES, [1, 3, 2, 1], '123', [0, 2, 1, 0]),
-  (CLASSES, ['20', '10', '9'], ['9', '10', '20'], [2, 1, 0]),
+  (CLASSES, TEN[::-1], TEN, [*range(9, -1, -1)]),
   (CLASSES, [1.0, 2.0, NAN], '12', [0, 1, -1]),
   (
     Grades(order=('<18', '18+')),
@@ -54,15 +54,16 @@ REFUSED = [
   (LABELS, ['[a, b]', '[c]'], r'\[a, b\].*list of JSON or Python'),
   (LABELS, ["('a', 'b')"], 'list of JSON or Python'),
   (LABELS, ['0 1 0', '1 1'], 'as many zeros and ones'),
-  (LABELS, ['1|1200000', '3'], 'up to 1,200,000 of 2 images'),
+  (LABELS, ['1|1000', '3'], 'up to 1,000 of 2 images'),
   (LABELS, ['1|2000000000', '3'], 'up to 2,000,000,000 of 2'),
   *(
     (CLASSES, ['0.12', x], r'two readings.*number=x.*class_names')
     for x in ('1e-05', 'NA', '+1.5', '.5', '2,5', 'cat')
   ),
   (CLASSES, [['a', 'b'], ['c']], 'labels=x'),
-  (CLASSES, [*map(str, range(20))], 'another cell in each of 20 rows'),
+  (CLASSES, [*map(str, range(11))], 'another cell in each of 11 rows'),
   (NUMBERS, ['1,5', '2'], "'1,5' in row 1.*decimal point"),
+  (NUMBERS, ['2', '1e39'], "'1e39' in row 2"),  # of float32
 ]
 
 

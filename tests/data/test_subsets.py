@@ -16,6 +16,7 @@ from vit_jax.data.subsets import (
   Subset,
   Unlabelled,
   View,
+  _classes,
   labels,
 )
 
@@ -124,9 +125,9 @@ def test_a_smaller_subset_is_part_of_a_larger_one():
 
 @pytest.mark.parametrize('stratified', [False, True])
 def test_slices_part_the_examples(stratified):
-  bounds = ('[:30%]', '[30%:-7]', '[-7:]')
+  bounds = ('[:30%]', '[30%:55%]', '[55%:-7]', '[-7:]')
   parts = [chosen(Slice(Labelled(), x, stratified=stratified)) for x in bounds]
-  assert [len(x) for x in parts] == [23, 48, 7]  # 23.4 of 78
+  assert [len(x) for x in parts] == [23, 20, 28, 7]  # of 78: to 23.4, 42.9
   assert sorted(itertools.chain(*parts)) == list(range(78))
 
 
@@ -192,6 +193,8 @@ def test_slices_cut_groups_by_the_number_of_examples():
   # One label each is stratified as classes are.
   both = [Slice(x(), '[:50%]', stratified=True) for x in (Vectors, Labelled)]
   assert chosen(both[0]) == chosen(both[1])
+  of_groups = _classes(np.repeat([0, 1], 3), np.array([5, 5, 7, 7, 5, 7]), 2)
+  assert of_groups.tolist() == [0, 1]  # the most frequent of 5 and 7
   one = Slice(Labelled(), '[:90%]', groups=['a'] * 78)
   assert len(one) == 78
 

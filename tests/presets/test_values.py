@@ -5,7 +5,7 @@ import re
 
 import jax
 import pytest
-from preset_configs import ROOT, VARIANTS, load_config, load_module
+from preset_configs import ROOT, VARIANTS, flat, load_config, load_module
 
 from vit_jax import tree
 from vit_jax.config import resolve
@@ -207,24 +207,6 @@ def test_augreg_selects_on_imagenet_v2():
     assert (dev.name, dev.split) == source
 
 
-def test_better_plain_vit():
-  config = load_config('pretrain_better_plain', 'S/16')
-  model, adam = config.model, config.optimizer
-  assert model.pooling.target.endswith('.Mean')
-  assert model.posemb.target.endswith('.SinCos2d')
-  assert 'dropout' not in model and 'stochastic_depth' not in model
-  assert model.head.representation_size == 384
-  assert config.total_epochs == 90 and config.data.batch_size == 1024
-  assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
-  assert (adam.weight_decay, adam.clip_norm) == (0.1, 1.0)
-  augment = config.data.transforms[-1]
-  assert (augment['num_layers'], augment['magnitude']) == (2, 10)
-  assert not augment['faults']
-  assert config.objective.mixer.alpha == 0.2
-  steps = timeline(config, 1_281_167 * 99 // 100).total_steps
-  assert steps == pytest.approx(111_476, abs=1)
-
-
 # Section 3 of AugReg: RandAugment's layers and magnitude, mixup.
 AUGREG = """
   none     -   -   -
@@ -277,25 +259,6 @@ def test_augreg_defaults_are_the_best_of_figure_4():
 
 def _names(transforms):
   return [x['target'].rpartition('.')[2] for x in transforms]
-
-
-def test_deit():
-  config = load_config('deit', 'S/16,distilled')
-  _, _, policy, erasing = config.data.transforms
-  assert policy['policy'] == 'rand-m9-mstd0.5-inc1'
-  assert erasing['probability'] == 0.25 and config.data.order.times == 3
-  # Mixing is outside of the distillation.
-  mixer, distillation = config.objective.mixer, config.objective.objective
-  assert [x['alpha'] for x in mixer.mixers] == [0.8, 1.0]
-  assert mixer.probabilities == (0.5, 0.5)
-  assert (distillation.kind, distillation.weight) == ('hard', 0.5)
-  assert distillation.objective.label_smoothing == 0.1
-  assert config.model.stochastic_depth == 0.1 and config.ema.decay == 0.99996
-  assert config.optimizer.weight_decay == 0.05
-  assert config.schedule.lr == 5e-4 * config.data.batch_size / 512
-  plain = load_config('deit', 'S/16')
-  assert 'pooling' not in plain.model
-  assert plain.objective.objective == distillation.objective
 
 
 # Stages of DeiT III. Data; epochs, learning rate, weight decay; stochastic
@@ -518,20 +481,99 @@ def test_evaluators_follow_the_source():
   assert source.split != config.data.source.split
 
 
-def test_masked_patches():
-  config = load_config('masked_patches')
-  assert config.total_steps == 1_000_000 and config.data.batch_size == 4096
-  adam, schedule = config.optimizer, config.schedule
-  assert adam.target == 'optax.adamw' and (adam.b1, adam.b2) == (0.9, 0.999)
-  assert adam.weight_decay == 0
-  assert (schedule.lr, schedule.decay) == (2e-4, 'cosine')
-  assert schedule.warmup_steps == 10_000
-  assert config.model.embedding.patch_size == (16, 16)
-  assert config.model.width == 768
-  task = config.objective.task
-  assert (task.predict, task.ratio) == ('mean_colour', 0.5)
+def test_an_evaluator_has_the_task_of_masked_patches():
   for argument in VARIANTS['masked_patches']:
     config = load_config('masked_patches', argument)
     for evaluator in config.evals.values():  # the same task, on other data
       assert evaluator.task == config.objective.task
       assert evaluator.data.source.split != config.data.source.split
+
+
+# A config, and values that it sets: numbers of papers, and what words choose.
+VALUES = """
+  pretrain_better_plain:S/16 data.source.split=train[:99%] data.batch_size=1024
+    total_epochs=90.0 schedule.lr=0.001 schedule.warmup_steps=10000
+    optimizer.weight_decay=0.1 optimizer.clip_norm=1.0 objective.mixer.alpha=0.2
+    data.transforms.2.num_layers=2 data.transforms.2.magnitude=10.0
+    data.transforms.2.faults=False model.head.representation_size=384
+    model.pooling.target=models.pooling.Mean model.dropout=None
+    model.posemb.target=models.posemb.SinCos2d model.stochastic_depth=None
+
+  deit:S/16,distilled data.transforms.2.policy=rand-m9-mstd0.5-inc1
+    data.transforms.3.probability=0.25 data.order.times=3 schedule.lr=0.001
+    objective.mixer.mixers.0.alpha=0.8 objective.mixer.mixers.1.alpha=1.0
+    objective.mixer.probabilities=(0.5,0.5) objective.objective.kind=hard
+    objective.objective.weight=0.5 model.stochastic_depth=0.1 ema.decay=0.99996
+    objective.objective.objective.label_smoothing=0.1 data.batch_size=1024
+    optimizer.weight_decay=0.05
+
+  deit:S/16 objective.objective.label_smoothing=0.1 model.pooling.target=None
+
+  masked_patches total_steps=1000000 data.batch_size=4096 schedule.lr=0.0002
+    optimizer.target=optax.adamw optimizer.b2=0.999 schedule.warmup_steps=10000
+    optimizer.weight_decay=0.0 model.width=768 objective.task.ratio=0.5
+    objective.task.predict=mean_colour model.embedding.patch_size=(16,16)
+
+  flexivit:imagenet21k data.batch_size=4096 total_epochs=90.0
+    data.transforms.2.magnitude=10.0 model.embedding.kernel_size=8
+    model.head.bias_init=-10.0 model.posemb.prefix=False schedule.lr=0.001
+    objective.mixer.alpha=0.2 schedule.warmup_steps=10000
+    variants.patch_sizes=(48,40,30,24,20,16,15,12,10,8)
+    evals.val_patch48.change.patch_size=48 optimizer.weight_decay=0.1
+
+  flexivit:imagenet21k,distilled data.batch_size=4096 schedule.lr=0.0001
+    model.embedding.kernel_size=8 objective.mixer.alpha=1.0
+
+  flexivit:imagenet data.batch_size=1024 model.embedding.kernel_size=16
+    objective.mixer.alpha=1.0 schedule.warmup_steps=5000 init_from.head=keep
+    init_from.posemb_resize=paper init_from.patch_resize=bilinear
+    evals.val_patch8.data.transforms.0.target=data.transforms.Resize
+
+  distill_patient total_epochs=1200.0 objective.mixer.alpha=1.0 schedule.lr=0.03
+    optimizer.weight_decay=0.01 data.source.split=train[:98%]
+    schedule.warmup_steps=5000 evals.minival.data.source.split=train[99%:]
+
+  distill_features:batch=384 schedule.lr=0.00025 schedule.warmup_fraction=0.05
+    data.labels=False data.transforms.0.area=(0.14,1.0) data.batch_size=384
+    optimizer.weight_decay=0.04 optimizer.clip_norm=1.0 total_epochs=200.0
+
+  train_folder:labels=a+b,class_weights data.source.targets.columns=('a','b')
+    data.source.targets.target=data.targets.Labels evals.test.train.split=[:90%]
+    evals.test.target=evals.multi_label.MultiLabel data.order.target=None
+    objective.target=objectives.classification.labels_xent
+    objective.positive_weights.target=data.balance.positive_weights
+    objective.class_weights.target=None data.source.stratified=True
+    checkpoints.best_metric=test/mean_average_precision schedule.lr=0.004
+    optimizer.target=optim.optimizers.muon optimizer.weight_decay=0.05
+    optimizer.clip_norm=1.0 schedule.warmup_fraction=0.1 total_epochs=30.0
+
+  train_folder:order=2<1,Ti/16,max_patches=9 data.order.power=0.5
+    data.source.targets.target=data.targets.Grades schedule.lr=0.001
+    data.source.targets.order=('2','1') evals.test.target=evals.grades.Grades
+    model.head.target=models.pooling.OrdinalHead
+    checkpoints.best_metric=test/quadratic_weighted_kappa
+    model.pooling.target=models.pooling.Mean data.transforms.1.max_patches=9
+    data.transforms.1.area=(0.6,1.0) evals.test.data.transforms.0.area=None
+
+  finetune:folder,number=a,max_patches=9 data.source.targets.columns=('a',)
+    data.source.targets.target=data.targets.Numbers data.source.stratified=False
+    evals.test.target=evals.regression.Regression model.keep_aspect=True
+    objective.target=objectives.classification.squared_error
+    model.head.target=models.pooling.ScaledHead checkpoints.best_metric=test/r2
+    model.head.moments.target=data.balance.moments data.transforms.max_patches=9
+    data.transforms.area=(0.05,1.0) evals.test.data.transforms.area=None
+    data.batch_size=64 schedule.lr=0.01 schedule.warmup_fraction=0.1
+
+  finetune:folder,B/16,adam,polyak optimizer.weight_decay=0.05 schedule.lr=0.001
+    optimizer.clip_norm=1.0 ema.decay=0.9999 data.batch_size=512
+"""
+
+
+@pytest.mark.parametrize('block', VALUES.strip().split('\n\n'))
+def test_values(block):
+  config, *values = block.split()
+  name, _, argument = config.partition(':')
+  found = flat(load_config(name, argument))
+  for path, value in (x.split('=', 1) for x in values):
+    shown = str(found.get(path)).replace(' ', '')
+    assert shown.removeprefix('vit_jax.') == value, path

@@ -37,11 +37,11 @@ def rows(line, header=''):
     (rows('{x},é{c}', 'id,breed'), 'cp1252'),
     (rows('é{c},{x}.JPG', 'Label,Image'), 'utf-16'),
     (rows('pictures\\{x}.jpg;{c}', 'image_id;label'), 'utf-8'),
-    (rows('{i}\t./pictures/{x}\t{c}', '\tany\tlabels'), 'utf-8'),
+    (rows('{x}\t./pictures/{x}\t{c}', '\tany\tkind'), 'utf-8'),
     (rows('{x},{c},"two\nlines; or, 3"', 'filename,target,note'), 'utf-8'),
     (rows('{x};{c};{i},5', 'file;class;size'), 'utf-8'),
     (rows('{x},{c},train', 'scan,kind,split'), 'utf-8'),
-    (rows('{x},p,{c}', 'image,mask,label'), 'utf-8'),
+    (rows('{x},p,{c}', 'image,mask,labels'), 'utf-8'),
   ],
 )
 def test_any_header_separator_and_encoding(root, text, encoding):
@@ -78,7 +78,7 @@ def test_json_lines(root):
 @pytest.mark.parametrize(
   ('text', 'found'),
   [
-    (rows('{i},{x}.jpg,{c}', 'id,image,label'), 'image'),
+    (rows('{i},{x},{x},{i},{c}', 'id,image,file,target,label'), 'file'),
     (rows('{i},{x}.jpg,{c}', 'id,scan,label'), 'scan'),
     (rows('{i},{x},{c}', 'index,file,label'), 'file'),
     (rows('{x},{c}', 'id,label'), 'id'),
