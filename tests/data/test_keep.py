@@ -100,6 +100,10 @@ def test_the_fingerprint_has_what_is_kept():
 
   assert found(1) == found(2) == found(1, *()) != found(1, 'more')
   assert found(1, 'more') != found(2, 'more')
+  images = (np.zeros(shape, np.uint8) for shape in ((2, 3, 1), (3, 2, 1)))
+  one, other = ([{'image': x, 'label': 0}] for x in images)
+  assert subsets.fingerprint(one) != subsets.fingerprint(other)
+  assert subsets._hash([b'ab', b'c']) != subsets._hash([b'a', b'bc'])
 
 
 def test_other_keys_are_read_when_they_are_asked_for():

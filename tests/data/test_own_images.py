@@ -140,25 +140,6 @@ def test_class_weights_of_a_config_are_those_of_its_training_images(images):
   assert fine.class_weights == config.objective.class_weights
 
 
-@pytest.mark.parametrize('words', ['balanced', 'class_weights'])
-def test_the_best_checkpoint_follows_the_treatment_of_classes(words):
-  for name, first in (('train_folder', ''), ('finetune', 'folder,')):
-    config, plain = (load_config(name, first + x) for x in (words, ''))
-    kept = config.checkpoints
-    assert kept.best_metric == 'test/mean_per_class_accuracy'
-    assert kept.every_fraction == config.evals.test.every_fraction
-    assert 'best_metric' not in plain.checkpoints
-
-
-def test_orders_of_classes():
-  orders = [
-    load_config('train_folder', words).data.get('order')
-    for words in ('', 'balanced', 'class_weights')
-  ]
-  powers = [order and order.get('power', 0.0) for order in orders]
-  assert powers == [0.5, 0.0, None]
-
-
 def test_contradictions():
   for words, message in [
     ('balanced,class_weights', 'Keep one'),
@@ -228,23 +209,6 @@ def test_sizes_follow_the_weights_unless_they_are_set(changes, sizes, tmp_path):
     shown = list(configs.settings(call))
     assert 'config.data.image_size = [40, 40]' in shown
     assert 'config.evals.test.data.transforms.1.size = 1.0' in shown
-
-
-@pytest.mark.parametrize(
-  'name, words, kinds',
-  [
-    ('train_folder', '', ['InceptionCrop', 'Resize']),
-    ('finetune', 'folder', ['InceptionCrop', 'Resize']),
-    ('finetune', 'folder,bit', ['Resize', 'Resize']),
-    ('finetune', 'folder,B/16,resize', ['Resize']),
-    ('finetune', 'pets', []),
-  ],
-)
-def test_images_of_a_folder_are_resized_with_antialiasing(name, words, kinds):
-  config = load_config(name, words)
-  found = [*config.data.transforms, *config.evals.test.data.transforms]
-  antialiased = [x['target'] for x in found if x.get('antialias')]
-  assert [x.rpartition('.')[2] for x in antialiased] == kinds
 
 
 def source():

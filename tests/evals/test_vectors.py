@@ -7,9 +7,9 @@ from splits import Source, make
 
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.grades import Grades
-from vit_jax.evals.multi_label import MultiLabel
+from vit_jax.evals.multi_label import MultiLabel, best_thresholds
 from vit_jax.evals.regression import Regression
-from vit_jax.reports import worst
+from vit_jax.reports import vectors, worst
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (50, 1, 2, 3), np.uint8)
@@ -35,11 +35,14 @@ def labels_of(outputs):
   return found
 
 
-def test_labels(tmp_path):
-  labels = labels_of(OUTPUTS)
-  _, found = run(MultiLabel, labels, train=data(labels_of(OUTPUTS)).source)
+def test_labels():
+  labels, train = labels_of(OUTPUTS), labels_of(OUTPUTS)
+  evaluator, found = run(MultiLabel, labels, train=data(train).source)
   p = 1 / (1 + np.exp(-OUTPUTS))
   known, tuned = ~np.isnan(labels), []
+  thresholds = [found[f'threshold/{i}'] for i in range(3)]
+  assert thresholds == pytest.approx(best_thresholds(train, p), abs=1e-6)
+  assert best_thresholds(0 * labels, p).tolist() == [1.0] * 3  # none positive
   for i in range(3):
     true, score = labels[known[:, i], i], p[known[:, i], i]
     expected = {
@@ -47,13 +50,10 @@ def test_labels(tmp_path):
       'auc': reference.roc_auc_score(true, score),
       'f1': reference.f1_score(true, score >= 0.5),
     }
-    threshold = found[f'threshold/{i}']
+    threshold = thresholds[i]
     expected['tuned_f1'] = reference.f1_score(true, score >= threshold)
-    below, above = (
-      score[score < threshold].max(),
-      score[score > threshold].min(),
-    )
-    assert threshold == pytest.approx((below + above) / 2, abs=1e-6)
+    near = score[score < threshold].max(), score[score > threshold].min()
+    assert threshold == pytest.approx(np.mean(near), abs=1e-6)
     for metric, value in expected.items():
       assert found[f'{metric}/{i}'] == pytest.approx(value, abs=1e-6)
     tuned.append(expected)
@@ -63,11 +63,24 @@ def test_labels(tmp_path):
   ):
     mean = np.mean([x[metric] for x in tuned])
     assert found[name] == pytest.approx(mean, abs=1e-6)
-  micro = reference.f1_score(labels[known], (p >= 0.5)[known])
-  assert found['f1_micro'] == pytest.approx(micro, abs=1e-6)
+  for name, above in ('f1', p >= 0.5), ('tuned_f1', p >= thresholds):
+    micro = reference.f1_score(labels[known], above[known])
+    assert found[f'{name}_micro'] == pytest.approx(micro, abs=1e-6)
   right = [((p >= 0.5) == labels)[i][known[i]].all() for i in range(50)]
   assert found['exact_match'] == pytest.approx(np.mean(right))
   assert found['exact_match_low'] < found['exact_match']
+  of_truth = np.where(labels == 1, p, 1 - p)
+  loss = -np.log(of_truth[known]).sum() / 50
+  assert found['loss'] == pytest.approx(loss, abs=1e-6)
+  wrong = np.where(known & (of_truth < 0.5), 1 - of_truth, np.nan)
+  np.testing.assert_allclose(evaluator.predictions.errors(), wrong, atol=1e-6)
+
+
+def test_probabilities_of_0_and_1_are_drawn():
+  p = np.array([[0.0], [1.0], [0.96], [0.14]])
+  made = vectors.Labels(np.arange(4), p.round(), p, ['a']).draw()
+  _, line = made.axes[0].lines
+  assert line.get_xydata()[[0, 1, 9]].tolist() == [[0, 0], [0.14, 0], [0.98, 1]]
 
 
 def test_a_label_that_never_occurs_is_left_out_of_means(capsys):
@@ -116,6 +129,7 @@ def test_one_number_has_no_metrics_of_columns():
   one = data(np.float32(OUTPUTS[:, :1]) + 1, num_classes=1)
   evaluator, params = make(Regression, one, KERNEL[:, :1])
   found = evaluator.run(params)
+  assert found == evaluator.run(params)  # with the same intervals
   assert found['mean_absolute_error'] == pytest.approx(1, abs=1e-5)
   names = 'mean_absolute_error', 'rmse', 'r2'
   ends = '', '_low', '_high'

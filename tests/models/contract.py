@@ -77,11 +77,13 @@ def _backward(model):
   return jax.jit(run)
 
 
-def formula(q, k, v, do=0.0):
+def formula(q, k, v, do=0.0, lengths=np.inf):
   """Return the output of attention and gradients of q, k, v, in float64."""
   q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
   scale = q.shape[-1] ** -0.5
   scores = np.einsum('bqhd,bnhd->bhqn', q, k) * scale
+  is_key = np.arange(k.shape[1]) < np.reshape(lengths, (-1, 1, 1, 1))
+  scores = np.where(is_key, scores, -np.inf)
   p = np.exp(scores - scores.max(-1, keepdims=True))
   p /= p.sum(-1, keepdims=True)
   out = np.einsum('bhqn,bnhd->bqhd', p, v)

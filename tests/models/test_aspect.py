@@ -78,7 +78,11 @@ def test_attention_and_its_gradient_end_at_the_length(name):
     {'posemb': TABLE, 'pooling': Mean(num_registers=1), 'scan': True},
     {'posemb': posemb.SinCos2d(), 'pooling': Map(True, all_tokens=True)},
     {'posemb': rotary.RotaryAxial(reference=(5, 5), learned=TABLE)},
-    {'posemb': rotary.RotaryDino(), 'pooling': Map(), 'attention': 'pallas'},
+    {
+      'posemb': rotary.RotaryDino(),
+      'pooling': Map(num_registers=1),
+      'attention': 'pallas',
+    },
     {'posemb': rotary.RotaryMixed(), 'remat': 'full', 'scan': True},
   ],
 )
@@ -134,6 +138,7 @@ def test_what_cannot_take_them_is_refused_by_name():
     *(('posemb', learned, 'Learned'), ('pooling', NoPooling(), 'NoPooling')),
     *(('embedding', ConvStem(), 'ConvStem'), ('posemb', in_layers, 'layers')),
     ('posemb', rotary.RotaryAxial(learned), ' Learned'),
+    ('posemb', FlexiPositions(resize_method='bicubic'), 'FlexiPositions'),
     ('layers', AxialLayers(), 'AxialBlock'),
   ):
     with pytest.raises(ValueError, match=f'KeepAspect.*{said}'):

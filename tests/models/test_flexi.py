@@ -25,9 +25,10 @@ from vit_jax.tools.convert import save
 from vit_jax.training import Evaluation
 from vit_jax.weights import formats
 
-EMBEDDING = flexi.FlexiPatches(4, kernel_size=3)
+EMBEDDING = flexi.FlexiPatches(4, kernel_size=3, method='bicubic_antialias')
 MODEL = tiny.vit(
-  embedding=EMBEDDING, posemb=flexi.FlexiPositions(stored=(3, 3))
+  embedding=EMBEDDING,
+  posemb=flexi.FlexiPositions(stored=(3, 3), resize_method='bicubic'),
 )
 SIZES = flexi.RandomPatches((2, 4, (4, 2)), weights=(1.0, 1.0, 0.0))
 

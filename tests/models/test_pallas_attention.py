@@ -37,10 +37,10 @@ def draw(tokens, heads, width, dtype, batch=2):
   return jnp.asarray(1.5 * rng.standard_normal(shape), dtype)
 
 
-def output_and_gradients(q, k, v, do, implementation='pallas'):
+def output_and_gradients(q, k, v, do, lengths=None, implementation='pallas'):
   def attend(*qkv):
     if implementation == 'pallas':
-      return pallas_attention.attend(*qkv)
+      return pallas_attention.attend(*qkv, lengths)
     return attention(*qkv, implementation=implementation)
 
   out, vjp = jax.vjp(attend, q, k, v)
@@ -93,12 +93,13 @@ def test_examples_and_heads_are_split_over_a_mesh(axes):
   of_heads = 'model' if 'model' in axes else None
   sharding = NamedSharding(mesh, PartitionSpec(of_batch, None, of_heads))
   arrays = draw(5, 4, 64, jnp.float32, batch=8)
+  lengths = np.arange(8, dtype=np.int32) % 5 + 1
   with jax.set_mesh(mesh):
     split = [jax.device_put(x, sharding) for x in arrays]
-    compiled = jax.jit(output_and_gradients).lower(*split).compile()
+    compiled = jax.jit(output_and_gradients).lower(*split, lengths).compile()
     assert 'all-gather' not in compiled.as_text()
-    on_mesh = compiled(*split)
-  for x, expected in zip(on_mesh, formula(*arrays), strict=True):
+    on_mesh = compiled(*split, lengths)
+  for x, expected in zip(on_mesh, formula(*arrays, lengths), strict=True):
     assert x.sharding.is_equivalent_to(sharding, x.ndim)
     np.testing.assert_allclose(x, expected, atol=1e-5)
 

@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 from processes import needs_libtpu, with_libtpu
 
+from vit_jax.analysis import flops
 from vit_jax.models import dense
 from vit_jax.models.axial import AxialViT
 from vit_jax.models.pallas import attention as pallas_attention
@@ -26,7 +27,8 @@ B, N, D, M = 8, 13, 128, 256
 
 
 def block(cls=KernelBlock, **fields):
-  return cls(2, M, attention='einsum', **fields)
+  free = {'options': dense.BlockOptions(norm_eps=0.1, attention_dropout=0.1)}
+  return cls(2, M, attention='einsum', **free | fields)
 
 
 @functools.cache
@@ -78,6 +80,12 @@ def test_examples_are_split_over_a_mesh(axes):
   params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
   with jax.set_mesh(mesh):
     assert_expected(run(params, *jax.device_put(arrays, split)))
+
+
+def test_kernels_state_their_flops():
+  kernels, scores = B * N * (4 * D * D + 2 * D * M), B * N * N * D
+  found = flops.count(output_and_gradients, *inputs())
+  assert found == (2 + 4) * kernels + (4 + 10) * scores
 
 
 def test_simulated(monkeypatch, capfd):
@@ -144,7 +152,11 @@ def test_tensor_parallelism_is_refused():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'dropout': 0.1, 'train': True}, 'a model without dropout'),
+    ({'train': True}, 'a model without dropout'),  # of attention
+    (
+      {'train': True, 'dropout': 0.1, 'options': dense.BlockOptions()},
+      'a model without dropout',
+    ),
     (
       {'options': dense.BlockOptions(layerscale_init=1.0)},
       'layers of the paper',

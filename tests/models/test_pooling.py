@@ -18,6 +18,8 @@ from vit_jax.models.pooling import (
   Map,
   Mean,
   NoPooling,
+  OrdinalHead,
+  ScaledHead,
 )
 
 
@@ -120,3 +122,20 @@ def test_each_head_reads_its_own_token():
   np.testing.assert_allclose(
     apply(features, kept), out['tokens'][:, :2].mean(axis=1), atol=1e-6
   )
+
+
+def test_a_mean_is_normalised_with_the_epsilon_of_the_model():
+  pooling, model = Mean(unit_norm=True), tiny(block=BlockOptions(norm_eps=0.1))
+  tokens = IMAGES.reshape(4, 18, 16)[:, :12]
+  mean = tokens.mean(axis=1)
+  expected = mean - mean.mean(axis=1, keepdims=True)
+  expected /= np.sqrt(mean.var(axis=1, keepdims=True) + 0.1)
+  found = pooling(model, tokens, pooling.layout((2, 6)))
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_new_head_is_a_plain_one_with_the_same_options():
+  fields = {'bias_init': -1.0, 'init_std': 0.5, 'bias': False}
+  scaled = ScaledHead(8, moments=((1.0, 2.0),), **fields)
+  for head in (Head(8, **fields), OrdinalHead(8, **fields), scaled):
+    assert head.new() == Head(**fields)

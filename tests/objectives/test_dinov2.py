@@ -80,9 +80,14 @@ def test_masks_are_blocks_and_evenly_spread(grid):
 def test_koleo_of_equal_images_has_a_gradient():
   x = np.ones((4, 2, 3), np.float32)
   x[0, 0, 1] = 2
-  value, gradient = jax.jit(jax.value_and_grad(koleo))(x)
+  run = jax.jit(jax.value_and_grad(koleo))
+  value, gradient = run(x)
   assert np.isfinite(value) and np.isfinite(gradient).all()
   assert np.any(gradient)
+  # In a tetrahedron all others are at more than 90 degrees.
+  x = np.float32([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]])
+  value, _ = run(np.stack([x, 2 * x], axis=1))
+  np.testing.assert_allclose(value, -np.log(8 / 3), rtol=1e-6)
 
 
 def make(model=recorded.MODEL, **fields):

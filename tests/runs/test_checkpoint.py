@@ -29,10 +29,11 @@ def make_state(step=0, *, width=8, ema=True, seed=0, rule=optax.adam(0.1)):
     'head': {'kernel': jnp.asarray(rng.normal(size=(3, width)), jnp.float32)},
     'cls': jnp.asarray(rng.normal(size=(1, 1, width)), jnp.float32),
   }
+  _, opt_state = rule.update(params, rule.init(params))  # no zeros
   return TrainState(
     step=jnp.asarray(step, jnp.int32),
     params=params,
-    opt_state=rule.init(params),
+    opt_state=opt_state,
     rng=jax.random.key(seed + 1),
     ema=jax.tree.map(lambda x: 2 * x, params) if ema else None,
   )
@@ -273,7 +274,8 @@ def damage(file, how):
 @pytest.mark.parametrize(
   ('file', 'how'),
   [
-    ('params/ocdbt.process_0/d/*', 'flip'),
+    ('ema/ocdbt.process_0/d/*', 'flip'),
+    ('train/ocdbt.process_0/d/*', 'flip'),
     ('train/_METADATA', 'delete'),
     ('record/metadata', 'flip'),
     ('record/metadata', 'other position'),
@@ -281,11 +283,11 @@ def damage(file, how):
   ],
 )
 def test_a_run_resumes_from_the_newest_whole_step(file, how, tmp_path, capsys):
-  restore = saved(tmp_path, 3, 5)
+  restore = saved(tmp_path, 3, 5, ema=True)
   newest = tmp_path / 'checkpoints' / '5'
   damage(max(newest.glob(file), key=lambda f: f.stat().st_size), how)
   state, data = restore()
-  assert_same(state, make_state(3, width=WIDTH, ema=False, seed=3))
+  assert_same(state, make_state(3, width=WIDTH, seed=3))
   assert data == {'position': 6}
   assert names_in(tmp_path) == ['3', 'damaged-5']
   [line] = capsys.readouterr().out.splitlines()

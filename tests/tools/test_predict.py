@@ -147,7 +147,7 @@ def test_labels_have_the_thresholds_of_their_checkpoint(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text(lines)
   found = formats._thresholds(tmp_path / 'checkpoints/2')
   assert found == {'a/b': 0.2}
-  p, names = np.float32([0.3, 0.4, 0.6]), ['a/b', 'c', 'd']
+  p, names = np.float32([0.3, 0.4, 0.5]), ['a/b', 'c', 'd']
   for threshold, named in (found, 'a/b|d'), (0.35, 'c|d'), ({}, 'd'):
     (row,) = targets.Labels().rows(p, names, 1, threshold)
     assert row['labels'] == named
@@ -279,3 +279,21 @@ def test_maps_are_patch_tokens(file, paths, expected, tmp_path, layer, tokens):
   for path, features in zip(paths, found['features']):
     wanted = expected[path][tokens][1:].reshape(2, 3, 32)
     np.testing.assert_allclose(features, wanted, atol=2e-5)
+
+
+def test_options_reach_predict(file, paths, monkeypatch):
+  given = {}
+
+  def record(weights, paths, *options, **named):
+    given.update(named, options=options)
+    return iter([])
+
+  monkeypatch.setattr(tool, 'predict', record)
+  monkeypatch.setattr(tool, 'rows', record)
+  command = [f'--weights={file}', paths[0], '--batch_size=3']
+  for flags, options in (
+    ((), (5, {})),
+    (('--top_k=2', '--threshold=0'), (2, 0.0)),
+  ):
+    assert call(*command, *flags) == 0
+    assert given['batch_size'] == 3 and given['options'] == options

@@ -9,6 +9,7 @@ from vit_jax import pretrained, tree
 from vit_jax.weights import bundle, huggingface, original, timm
 
 FORMATS = {'timm': timm, 'hf': huggingface, 'original': original}
+NOT_READ = {'intermediate_size', 'hidden_act'}  # next to mlp_ratio
 BOUND = 1e-4  # of the spread of the outputs; 1e-6 is usual
 
 
@@ -62,6 +63,10 @@ def check_back(about, weights, arrays):
   assert equal(again.params, weights.params)
   assert not bundle.differences(again.model, weights.model)
   assert about['back'] == 'equal' or equal(back, arrays)
+  if about['format'] == 'hf':
+    recorded, written = about['config'], texts['config.json']
+    other = {k for k, x in written.items() if recorded.get(k, x) != x}
+    assert other <= NOT_READ | {'model_type', 'architectures'}
   if about['format'] == 'timm':  # which was recorded from it
     args = texts['config.json']['model_args']
     assert about['config']['model_args'].items() <= args.items()

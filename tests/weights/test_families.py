@@ -210,8 +210,13 @@ def test_one_shard_of_an_llm_is_enough(name, prefix, config, tmp_path):
 
 def test_the_head_next_to_an_encoder_is_found(tmp_path):
   config = released('timm_qwen3', tmp_path, 'module.{}'.format)
+  config['model_args']['final_norm'] = False
   (tmp_path / 'config.json').write_text(json.dumps(config))
-  assert formats.read(tmp_path).model.num_classes == 5
+  weights = formats.read(tmp_path)
+  assert weights.model.num_classes == 5
+  assert not weights.model.pooling.unit_norm
+  _, texts = timm.write(weights)
+  assert texts['config.json']['model_args']['final_norm'] is False
 
 
 def test_pixels_of_c_radio_are_normalised_as_its_config_says(tmp_path):

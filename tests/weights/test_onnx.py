@@ -13,7 +13,7 @@ from tiny import golden
 from vit_jax import pretrained
 from vit_jax.data.transforms import Resize
 from vit_jax.types import UserError
-from vit_jax.weights import array_files, formats
+from vit_jax.weights import array_files, formats, onnx_files
 from vit_jax.weights.families import hf_towers
 from vit_jax.zoo import published
 
@@ -45,6 +45,13 @@ def test_arrays_are_those_of_the_state_dict(case, tmp_path):
     assert array.dtype == np.float32 and array.shape == blank[name].shape
     assert not blank[name].any()
   assert formats.read(path, num_heads=2).image_shape == (8, 8, 3)
+
+
+def test_tokens_of_a_batch_are_equal():
+  kernel = {'patch_embed.proj.weight': np.ones((4, 3, 2, 2))}
+  tokens = [np.ones((2, 1, 4)), np.ones((2, 3, 4))]
+  found = onnx_files._folded(kernel, [], tokens)
+  assert [x.shape for x in found.values()] == [(1, 1, 4), (1, 3, 4)]
 
 
 def test_what_dinov2_is_without_a_config(tmp_path):
