@@ -34,7 +34,7 @@ KEEP, RNG = KeepAspect(4, 12), np.random.default_rng(0)
 SIZES, GRIDS = ((10, 10), (10, 30), (50, 9)), [[3, 3], [2, 6], [6, 2]]
 PHOTOS = [RNG.integers(1, 256, (*x, 3)).astype(np.uint8) for x in SIZES]
 BATCH = jax.tree.map(lambda *x: np.stack(x), *(KEEP(x, RNG) for x in PHOTOS))
-TABLE = FlexiPositions(stored=(4, 3))
+TABLE, QUERY = FlexiPositions(stored=(4, 3)), Map(num_registers=1)
 WHOLE = [  # images of BATCH as the plain images that they are
   Resize([4 * side for side in grid], antialias=True)(photo, RNG)
   for grid, photo in zip(GRIDS, PHOTOS)
@@ -78,11 +78,7 @@ def test_attention_and_its_gradient_end_at_the_length(name):
     {'posemb': TABLE, 'pooling': Mean(num_registers=1), 'scan': True},
     {'posemb': posemb.SinCos2d(), 'pooling': Map(True, all_tokens=True)},
     {'posemb': rotary.RotaryAxial(reference=(5, 5), learned=TABLE)},
-    {
-      'posemb': rotary.RotaryDino(),
-      'pooling': Map(num_registers=1),
-      'attention': 'pallas',
-    },
+    {'posemb': rotary.RotaryDino(), 'pooling': QUERY, 'attention': 'pallas'},
     {'posemb': rotary.RotaryMixed(), 'remat': 'full', 'scan': True},
   ],
 )

@@ -25,7 +25,7 @@ from vit_jax.tools.convert import save
 from vit_jax.training import Evaluation
 from vit_jax.weights import formats
 
-EMBEDDING = flexi.FlexiPatches(4, kernel_size=3, method='bicubic_antialias')
+EMBEDDING = flexi.FlexiPatches(4, kernel_size=3, method='bilinear_antialias')
 MODEL = tiny.vit(
   embedding=EMBEDDING,
   posemb=flexi.FlexiPositions(stored=(3, 3), resize_method='bicubic'),

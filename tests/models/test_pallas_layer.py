@@ -84,6 +84,8 @@ def test_examples_are_split_over_a_mesh(axes):
 
 def test_kernels_state_their_flops():
   kernels, scores = B * N * (4 * D * D + 2 * D * M), B * N * N * D
+  params, x, _ = inputs()
+  assert flops.count(block().apply, params, x) == 2 * kernels + 4 * scores
   found = flops.count(output_and_gradients, *inputs())
   assert found == (2 + 4) * kernels + (4 + 10) * scores
 

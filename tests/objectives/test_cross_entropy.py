@@ -11,6 +11,7 @@ from vit_jax.models.pooling import ScaledHead
 from vit_jax.objectives import classification, mixing
 from vit_jax.objectives.classification import (
   huber,
+  labels_xent,
   sigmoid_xent,
   softmax_xent,
   squared_error,
@@ -127,6 +128,10 @@ def test_missing_labels_and_weights_of_positive_ones():
   of_each = np.where(MISSING == 1, WEIGHTS * (p - 1), p)
   expected = np.where(known, of_each, 0) / 6
   np.testing.assert_allclose(gradient, expected, atol=1e-7)
+  loss_fn = labels_xent(Linear(), preprocess=None)
+  _, metrics = loss_fn.compare(jnp.float32(logits()), jnp.float32(MISSING))
+  right = ((p >= 0.5) == MISSING) | ~known
+  assert metrics['exact_match'] == pytest.approx(right.all(axis=1).mean())
 
 
 @pytest.mark.parametrize('delta', [None, 0.5])
