@@ -43,14 +43,13 @@ def test_labels():
   thresholds = [found[f'threshold/{i}'] for i in range(3)]
   assert thresholds == pytest.approx(best_thresholds(train, p), abs=1e-6)
   assert best_thresholds(0 * labels, p).tolist() == [1.0] * 3  # none positive
-  for i in range(3):
+  for i, threshold in enumerate(thresholds):
     true, score = labels[known[:, i], i], p[known[:, i], i]
     expected = {
       'average_precision': reference.average_precision_score(true, score),
       'auc': reference.roc_auc_score(true, score),
       'f1': reference.f1_score(true, score >= 0.5),
     }
-    threshold = thresholds[i]
     expected['tuned_f1'] = reference.f1_score(true, score >= threshold)
     near = score[score < threshold].max(), score[score > threshold].min()
     assert threshold == pytest.approx(np.mean(near), abs=1e-6)

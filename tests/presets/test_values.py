@@ -446,6 +446,10 @@ VALUES = """
     objective.mixer.alpha=0.1
   finetune:imagenet,augreg,dev,v2 evals.dev.data.source.split=test
     evals.dev.data.source.name=imagenet_v2/matched-frequency
+  transfer:B/16,augreg,imagenet,imagenet21k
+    runs.imagenet_dev_lr1e-02_steps20000.evals.dev.data.source.split=test
+  transfer:B/16,augreg,imagenet,imagenet1k
+    runs.imagenet_dev_lr1e-02_steps20000.evals.dev.data.source.split=train[99%:]
   pretrain_better_plain:S/16 data.source.split=train[:99%] data.batch_size=1024
     total_epochs=90.0 schedule.lr=0.001 schedule.warmup_steps=10000
     optimizer.weight_decay=0.1 optimizer.clip_norm=1.0 objective.mixer.alpha=0.2
@@ -466,6 +470,7 @@ VALUES = """
     optimizer.target=adamw optimizer.b2=0.999 schedule.warmup_steps=10000
     optimizer.weight_decay=0.0 model.width=768 objective.task.ratio=0.5
     objective.task.predict=mean_colour model.embedding.patch_size=(16,16)
+    schedule.decay=cosine optimizer.b1=0.9
   flexivit:imagenet21k data.batch_size=4096 total_epochs=90.0
     data.transforms.2.magnitude=10.0 model.embedding.kernel_size=8
     model.head.bias_init=-10.0 model.posemb.prefix=False schedule.lr=0.001
@@ -516,6 +521,8 @@ VALUES = """
     schedule.warmup_fraction=0.1
   finetune:folder,B/16,adam,polyak optimizer.weight_decay=0.05 schedule.lr=0.001
     optimizer.clip_norm=1.0 ema.decay=0.9999 data.batch_size=512
+    data.transforms.0.antialias=True checkpoints.best_metric=None
+    data.order.target=None
   pretrain_folder:dinov2,S/16,batch=1024 schedule.lr=0.004
   pretrain_folder:dinov2,from_weights,batch=1024 schedule.lr=0.0004
     schedule.warmup_fraction=0.1 optimizer.thaw_fraction=0.05

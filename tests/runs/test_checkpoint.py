@@ -277,8 +277,8 @@ def damage(file, how):
     ('ema/ocdbt.process_0/d/*', 'flip'),
     ('train/ocdbt.process_0/d/*', 'flip'),
     ('train/_METADATA', 'delete'),
-    ('record/metadata', 'flip'),
     ('record/metadata', 'other position'),
+    *nightly([('record/metadata', 'flip')]),
     *nightly([('params/ocdbt.process_0/d/*', 'truncate')]),
   ],
 )

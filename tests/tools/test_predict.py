@@ -291,9 +291,6 @@ def test_options_reach_predict(file, paths, monkeypatch):
   monkeypatch.setattr(tool, 'predict', record)
   monkeypatch.setattr(tool, 'rows', record)
   command = [f'--weights={file}', paths[0], '--batch_size=3']
-  for flags, options in (
-    ((), (5, {})),
-    (('--top_k=2', '--threshold=0'), (2, 0.0)),
-  ):
+  for flags, rest in ((), (5, {})), (('--top_k=2', '--threshold=0'), (2, 0)):
     assert call(*command, *flags) == 0
-    assert given['batch_size'] == 3 and given['options'] == options
+    assert given['batch_size'] == 3 and given['options'] == rest
