@@ -56,7 +56,8 @@ def record_grids():
     arrays[f'{name}/table'] = table
     theirs = torch.from_numpy(table.transpose(0, 3, 1, 2)).double()
     offset = [(n + 0.1) / o for n, o in zip(new, old)]
-    square = {'size': (max(new), max(new))}
+    side = max(new)
+    square = {'size': (side, side)} if old[0] == old[1] else {}
     bilinear, bicubic = (
       {'mode': mode, 'size': new} for mode in ('bilinear', 'bicubic')
     )

@@ -113,6 +113,17 @@ def test_predictions_and_a_teacher_keep_the_aspect(tmp_path):
   np.testing.assert_allclose(found['probabilities'], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize('pooling, squeezes', [(Map(), False), (None, True)])
+def test_an_export_keeps_the_number_of_patches(pooling, squeezes, tmp_path):
+  fields = {'pooling': pooling} if pooling else {'num_classes': 4}
+  model = tiny.vit(posemb=FlexiPositions(stored=(3, 3)), **fields)
+  weights = tiny.weights(model, (12, 12, 3), transforms=(KEEP,))
+  formats.write(weights, tmp_path, 'timm')
+  last = formats.read(tmp_path).transforms[-1]
+  assert getattr(last, 'max_patches', None) == (None if squeezes else 12)
+  assert str(weights.notes).count('without keeping') == squeezes
+
+
 class AxialLayers(Layers):
   def layer(self, model):
     return AxialBlock

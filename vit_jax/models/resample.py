@@ -34,8 +34,9 @@ def resize(table: Any, size: tuple[int, int], method: str = 'paper') -> Any:
   with a centre (half-pixel), as PyTorch does: 'bilinear' and 'bicubic', and
   both with '_antialias' where the grid shrinks (timm's is
   'bicubic_antialias'). 'dinov2_offset' is 'bicubic' whose scale is (n + 0.1) /
-  old, as in DINOv2's code for models without registers. '_square' resizes to a
-  square with the larger side, and crops at the top left (RADIO). 'geometric' is
+  old, as in DINOv2's code for models without registers. '_square' resizes a
+  square to one with the larger side, and crops at the top left (RADIO); it
+  resizes each axis of a table that is no square, as timm does. 'geometric' is
   BEiT's for relative positions: cells of the old table lie at distances from
   its middle that grow by a factor, so that near ones stay.
 
@@ -43,9 +44,11 @@ def resize(table: Any, size: tuple[int, int], method: str = 'paper') -> Any:
   """
   if tuple(size) == table.shape[-3:-1]:
     return table
-  sides = (max(size), max(size)) if method.endswith('_square') else size
-  rows = _weights(table.shape[-3], sides[0], method)[: size[0]]
-  cols = _weights(table.shape[-2], sides[1], method)[: size[1]]
+  *_, height, width, _ = table.shape
+  crops = method.endswith('_square') and height == width
+  sides = (max(size), max(size)) if crops else size
+  rows = _weights(height, sides[0], method)[: size[0]]
+  cols = _weights(width, sides[1], method)[: size[1]]
   spec = 'ih,jw,...hwd->...ijd'
   if isinstance(table, jax.Array):
     return jnp.einsum(spec, rows, cols, table, precision='highest')
