@@ -77,9 +77,11 @@ def test_masks_are_blocks_and_evenly_spread(grid):
     assert 35 < (counts[:100] > 0).sum() < 65
 
 
-def test_koleo_of_equal_images_has_a_gradient():
+@pytest.mark.parametrize('of_first', [1, 0])
+def test_koleo_of_equal_images_has_a_gradient(of_first):
   x = np.ones((4, 2, 3), np.float32)
-  x[0, 0, 1] = 2
+  x[0] = of_first  # without a length if 0
+  x[1, 0, 1] = 2
   run = jax.jit(jax.value_and_grad(koleo))
   value, gradient = run(x)
   assert np.isfinite(value) and np.isfinite(gradient).all()

@@ -1,5 +1,6 @@
 """Which objectives are accepted, and which can be wrapped."""
 
+import numpy as np
 import pytest
 import tiny
 
@@ -7,11 +8,12 @@ from vit_jax.data.pipeline import Data
 from vit_jax.models.dense import Normalize
 from vit_jax.objectives.dino import Dino
 from vit_jax.objectives.distillation import Distillation, Teacher
+from vit_jax.objectives.encode import encode
 from vit_jax.objectives.mae import Mae
 from vit_jax.objectives.mixing import Mixed, Mixup
 from vit_jax.parallel import sharding
 from vit_jax.science.gradients import StableRank
-from vit_jax.step import Objective, as_objective
+from vit_jax.step import Context, Objective, as_objective
 from vit_jax.types import UserError
 
 MODEL = tiny.vit()
@@ -25,6 +27,11 @@ def test_only_an_objective_with_labels_is_wrapped():
   ):
     with pytest.raises(UserError, match=message):
       wrapper(MODEL, **made, **options)
+
+
+def test_the_ema_of_a_run_without_one_is_refused():
+  with pytest.raises(UserError, match=r'no parameters .* --config\.ema\.decay'):
+    encode(MODEL, Context().ema, np.zeros((1, 8, 8, 3)))
 
 
 def test_what_looks_like_an_objective_is_refused_by_name():

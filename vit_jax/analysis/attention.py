@@ -1,7 +1,7 @@
 """Attention maps, rollout and distances, computed from recorded q and k.
 
     _, found = model.apply(variables, images, mutable=['intermediates'])
-    layers = attention.recorded(found['intermediates'])
+    layers = attention.recorded(found.get('intermediates', {}))
     distances = attention.cell_distances(grid=(14, 14), cell_px=(16, 16))
     distance = functools.partial(attention.mean_distance, distances=distances)
     attention.per_layer(distance, *layers)  # [B, L, h], in pixels
@@ -25,8 +25,9 @@ def recorded(intermediates: Params) -> tuple[Array, Array, Array | None]:
   """Return what the encoder layers recorded about attention, first to last.
 
   `intermediates` is the collection that apply with mutable=['intermediates']
-  returns. The result is (q, k, added): queries and keys, each [L, B, N, h, d];
-  and what relative positions add to q kᵀ, [L, B, h, N, N], or None.
+  returns, {} if there is none. The result is (q, k, added): queries and keys,
+  each [L, B, N, h, d]; and what relative positions add to q kᵀ,
+  [L, B, h, N, N], or None.
   """
   names = [name for name in intermediates if name.startswith('block')]
   names.sort(key=lambda name: (len(name), name))  # block_10 after block_9

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import tree
-from vit_jax.types import Array, Params
+from vit_jax.types import Array, Params, UserError
 
 
 def encode(
@@ -27,6 +27,11 @@ def encode(
   and trained through it. Without `rng` the model does not train. `options` are
   arguments of features(), such as `visible`, `patch_sources` or `per_layer`.
   """
+  if params is None:
+    raise UserError(
+      'There are no parameters to encode with. If the objective needs '
+      'context.ema, set --config.ema.decay=0.9999, or inherit from EmaTeacher.'
+    )
   views, images = images.shape[:-3], images.reshape(-1, *images.shape[-3:])
   if len(views) == 2:
     params = _fitted(model, params, images)

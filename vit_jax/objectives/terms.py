@@ -59,10 +59,11 @@ def koleo(x: jax.Array) -> jax.Array:
   """Return the sum over views of the KoLeo loss of x [B, G, D].
 
   It is the mean of -log(distance to the nearest other image), of vectors
-  divided by their lengths. The nearest has the largest inner product.
+  divided by their lengths, or by 1e-8 as in DINOv2's code if that is larger.
+  The nearest has the largest inner product.
   """
   x = x.astype(jnp.float32)
-  x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
+  x /= optax.safe_norm(x, 1e-8, axis=-1, keepdims=True)
   products = jnp.einsum('igd,jgd->gij', x, x, precision='highest')
   itself = jnp.eye(len(x), dtype=bool)[None]
   nearest = jnp.argmax(jnp.where(itself, -jnp.inf, products), axis=-1)
