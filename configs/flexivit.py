@@ -28,10 +28,13 @@ The settings are those of big_vision's i1k_deit3_distill, i21k_sup and
 i21k_distill. Its decoupled decays of 1e-5 and 1e-4, which are not multiplied by
 the rates of 1e-4 and 1e-3, are 0.1 here.
 
-Different here: the teacher sees the student's pixels, resized to its own size;
-there, both are resized from one crop. A student keeps what its weights have, so
-timm's DeiT III the exact GELU and LayerScale. big_vision evaluates ten sizes,
-and imagenet21k on ImageNet's variants, too.
+Different here: the teacher sees the student's pixels, resized to its own size.
+i1k_deit3_distill resizes both from one crop; i21k_distill resizes the student's
+normalised image, as here, and then normalises it again, which is left out. A
+student keeps what its weights have, so timm's DeiT III the exact GELU and
+LayerScale. Models compute in bfloat16, there in float32. big_vision evaluates
+all ten sizes, also on training images and on ImageNet's V2, A, R and ReaL, and
+the teacher and its distance to the student.
 
 Short runs do not show what this is for: with 400 steps on drawn glyphs, one
 model stayed 6 to 22 points behind models of one size with 200 steps each.
@@ -79,12 +82,16 @@ def get_config(argument=''):
     config.model = common.model(
       'B/16', head={'bias_init': -10.0}, num_classes=21_843
     )
+  init = {} if from_weights else {'init_std': 768**-0.5}  # of the width
   config.model.embedding = common.make(
     'models.flexi.FlexiPatches',
     patch_size=(16, 16),
     kernel_size=8 if on_21k else 16,  # that of the weights
+    **init,
   )
-  config.model.posemb = common.make('models.flexi.FlexiPositions', prefix=False)
+  config.model.posemb = common.make(
+    'models.flexi.FlexiPositions', prefix=False, **init
+  )
   sizes = TINY if args.tiny else PATCHES
   config.variants = common.make('models.flexi.RandomPatches', patch_sizes=sizes)
   config.objective = common.mixed(loss, mixup=1.0 if from_weights else 0.2)
@@ -93,12 +100,13 @@ def get_config(argument=''):
   config.schedule.warmup_steps = 5000 if from_weights else 10_000
   resize = 'Resize' if from_weights else 'ResizeSmall'
   test_images = common.resize_crop(240, 272, resize)
+  every = {'every_steps': 5000} if on_21k else {'every_fraction': 0.05}
   config.evals = {}
   for i in EVALUATED[: 1 if args.tiny else None]:
     size = sizes[i]
     change = common.make('models.flexi.with_patches', patch_size=size)
     found = common.held_out_evals(
-      config, held_out, test_images, every_fraction=0.05, change=change
+      config, held_out, test_images, change=change, **every
     )
     config.evals.update({f'{k}_patch{size}': x for k, x in found.items()})
   config = common.finish(config, args)

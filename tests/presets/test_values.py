@@ -332,6 +332,13 @@ WITHOUT_LABELS = {
 }  # fmt: skip
 
 
+def test_flexivit_of_imagenet21k():
+  config = load_config('flexivit', 'imagenet21k')
+  for part in config.model.embedding, config.model.posemb:
+    assert part.init_std == pytest.approx(config.model.width**-0.5)
+  assert {x.every_steps for x in config.evals.values()} == {5000}
+
+
 @pytest.mark.parametrize('method', WITHOUT_LABELS)
 def test_learning_without_labels(method):
   name, *values, lr, std, parts = WITHOUT_LABELS[method]
