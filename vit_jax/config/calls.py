@@ -154,7 +154,7 @@ def plan_run(config: Any, **supplied: Any) -> Call:
 
 def resolve(value: Any) -> Any:
   """Return objects for a config value: every target in it is called."""
-  plan = _Plan()
+  plan = _Plan(is_complete=True)
   found = plan.value(value, Any, '')
   plan.finish()
   return make(found)
@@ -202,11 +202,12 @@ def _unset(value):
       yield from _unset(inner)
 
 
+@dataclasses.dataclass
 class _Plan:
   """The calls that a config describes; `problems` are all mistakes in it."""
 
-  def __init__(self) -> None:
-    self.problems: list[str] = []
+  is_complete: bool = False  # no flag sets a required argument that is None
+  problems: list[str] = dataclasses.field(default_factory=list)
 
   def finish(self) -> None:
     if self.problems:
@@ -342,7 +343,7 @@ class _Plan:
     planned = self.value(value, fields, path)
     # A required argument that is None is reported with its flag, by check_set.
     to_be_set = value is None and parameter and is_required(parameter)
-    if to_be_set or has_calls(planned):
+    if (to_be_set and not self.is_complete) or has_calls(planned):
       return planned
     if reason := misfit(planned, annotation):
       value = getattr(planned, 'value', planned)  # of a Duration
