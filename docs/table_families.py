@@ -20,11 +20,10 @@ from vit_jax.zoo import published  # noqa: E402
 
 HEAD = """# Families of weights
 
-`python docs/table_families.py > docs/families.md` writes this table. timm
-and transformers build small models with random weights and compute their
-features. The features that this project computes differ from these by at most
-{features:.0e} of their spread, at another resolution by {other:.0e}.
-*Written*: whether our file loads in the source library with equal outputs. The
+`python docs/table_families.py > docs/families.md` writes this table. Features
+of small models with random weights differ from those of timm and transformers
+by at most {features:.0e} of their spread, at another resolution by
+{other:.0e}. *Written*: whether our file loads there with equal outputs. The
 name of a case begins with the form of its files.
 
 | case | model | written |
@@ -43,8 +42,9 @@ transformers has the first two, `tokens[:, :2]` |
 | Pixio | mean over its eight class tokens, which are registers here |
 | MLCD | class token; the final norm is applied to patches, too |
 
-Projectors to an LLM are left out. The table of C-RADIO is for images of 2,048
-px: give a smaller `image_size`. DeepSeek has none and gets images of 546 px.
+Projectors to an LLM are left out. C-RADIO's table is for 2,048 px: give a
+smaller `image_size`. For one that is not square it is cropped, as by the
+authors; timm stretches it. DeepSeek has none and gets 546 px.
 
 ## Not supported
 

@@ -339,6 +339,8 @@ def test_the_model_gets_the_classes_of_the_data(tmp_path):
   for model, found in ((Linear(9), 10), (Linear(), None)):
     with pytest.raises(ValueError, match=r'--config\.model\.num_classes='):
       with_num_classes(model, found)
+  with pytest.raises(ValueError, match=r'=12, and .* 10 class names'):
+    run(tmp_path, model=Linear(12))
   image = np.zeros((8, 8, 1), np.uint8)
   unnamed = Data([{'image': image, 'label': 10}] * 16, 16)
   with pytest.raises(ValueError, match=r'label .* num_classes=10'):

@@ -96,8 +96,8 @@ def fit(
     image_size: int or (H, W); position tables and transforms are resized, too.
     num_classes: None: the head of the weights; 0: none. Another number: a new
       head of zeros, without a tanh layer, as in the paper's fine-tuning.
-    patch_size: int or (height, width) that patches are resized to, as by timm;
-      those of models/flexi.py then have this size only.
+    patch_size: int or (height, width) that patches are resized to, as by the
+      code of the weights; those of models/flexi.py then have this size only.
     in_chans: number of image channels.
     head: 'reset': a new head of zeros with as many classes.
   """
@@ -108,7 +108,7 @@ def fit(
   changes: dict[str, Any] = {'num_classes': classes or None}
   patch_resize: Any = None
   if patch_size is not None:
-    model, patch_resize = flexi.fixed(model, 'bicubic_antialias')
+    model, patch_resize = flexi.fixed(model, weights.patch_resize)
     changes['embedding.patch_size'] = patch_size
   if head == 'reset' or classes != model.num_classes or not classes:
     head = 'reset'

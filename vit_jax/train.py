@@ -23,7 +23,7 @@ from vit_jax.step import TrainState as TrainState
 from vit_jax.training import Evaluation as Evaluation
 from vit_jax.training import Training as Training
 from vit_jax.types import HARMLESS, PathLike, UserError
-from vit_jax.weights import formats, surgery
+from vit_jax.weights import bundle, formats, surgery
 
 _MEMORY = (
   'To need less: --config.accum_steps=2 (or more, same result), '
@@ -72,6 +72,7 @@ def train(
   choose = Chooser(at_a_time, mesh, choices, terminal.say)
   plan = setup.Plan.of(training, examples, mesh, choose)
   ready, timeline = plan.ready, plan.ready.timeline
+  bundle.check_names(examples.class_names, ready.model.num_classes)
 
   # 3. Evaluators open their data now, not after a day of training.
   evals, checkpoints = training.evals or {}, training.checkpoints

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import types
 
 import pytest
 
@@ -17,15 +18,17 @@ def parse(*words, name='--weights'):
 
 def test_how_weights_are_read(monkeypatch, capsys):
   read, fitted = {}, {}
+  found = types.SimpleNamespace(notes=['  assumed'])
   monkeypatch.setattr(
-    arguments.formats, 'read', lambda path, **given: read.update(given) or path
+    arguments.formats, 'read', lambda path, **given: read.update(given) or found
   )
   monkeypatch.setattr(
     arguments.pretrained,
     'fit',
     lambda path, **given: fitted.update(given) or ('fitted', 'a report'),
   )
-  assert arguments.read(parse('--weights=a.npz')) == 'a.npz'
+  assert arguments.read(parse('--weights=a.npz')) == found
+  assert capsys.readouterr().err == '  assumed\n' and not found.notes
   wanted = {'step': None, 'ema': 'auto', 'trust': (), 'use_size': None}
   assert read == wanted
   assert not fitted
@@ -76,5 +79,5 @@ def test_class_names(file, tmp_path):
     command = f'--weights={file}', f'--class_names={names}'
     assert arguments.read(parse(*command)).class_names == list('abcdef')
   names.write_text('a\n')
-  with pytest.raises(ValueError, match='1 names; the model has 6'):
+  with pytest.raises(ValueError, match='=6, and there are 1 class names'):
     arguments.read(parse(*command))

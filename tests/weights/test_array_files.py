@@ -156,10 +156,10 @@ def npz(**arrays):
   return out.getvalue()
 
 
-def torch_zip():
+def zip_of(name):
   out = io.BytesIO()
   with zipfile.ZipFile(out, 'w') as file:
-    file.writestr('archive/data.pkl', pickle.dumps(Harmful()))
+    file.writestr(name, pickle.dumps(Harmful()))
   return out.getvalue()
 
 
@@ -187,11 +187,12 @@ GOOD = npz(x=np.ones(9))
   'data, named',
   [
     (npz(x=np.array([Harmful()])), 'allow_pickle'),
-    (torch_zip(), 'safetensors'),
+    (zip_of('archive/data.pkl'), 'safetensors'),
     (pickle.dumps(Harmful()), 'safetensors'),
     (GOOD[: len(GOOD) // 2], 'again'),
     (GOOD.replace(np.ones(2).tobytes(), b'0' * 16, 1), 'again'),
     (struct.pack('<Q', 99) + b'{"x', 'again'),
+    (zip_of('model.weights.h5'), '(.keras) are not supported'),
     (four_tebibytes(), '4.00 TiB'),
     (with_field(0, 1), 'encrypted'),
     (with_field(2, 99), 'compression'),

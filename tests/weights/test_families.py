@@ -44,6 +44,8 @@ def test_features_are_those_of_the_source(name):
 def test_arrays_come_back(name):
   _, about, arrays = load(name)
   weights = family_cases.read(about, arrays)
+  plain = not re.search('flexivit|radio', name)
+  assert weights.patch_resize == ('bicubic_antialias' if plain else 'bilinear')
   if about['back']:
     family_cases.check_back(about, weights, arrays)
 
@@ -76,6 +78,27 @@ def released(name, folder, rename=str, more=()):
   return about['config']
 
 
+@pytest.mark.parametrize('at', ['', 'snapshots/0a1b', 'checkpoint-500'])
+def test_folders_of_a_model_an_adapter_or_a_processor(at, tmp_path):
+  folder = tmp_path / at
+  folder.mkdir(parents=True, exist_ok=True)
+  images = {'image_mean': [0.2] * 3, 'image_std': [0.7] * 3, 'resample': 3}
+  processor = folder / 'processor_config.json'
+  processor.write_text(json.dumps({'image_processor': images}))
+  config = released('hf_vit', folder)
+  (folder / 'config.json').write_text(json.dumps(config))
+  weights = formats.read(tmp_path)
+  assert weights.preprocess == Normalize(0.2 * 255, 0.7 * 255)
+  assert 'assumed' not in str(weights.notes)
+  processor.unlink()
+  weights = formats.read(tmp_path)
+  assert 'without resample, image_mean, image_std: im' in str(weights.notes)
+  assert weights.transforms[0].antialias
+  released('hf_vit', folder, more={'vit.layers.0.lora_A.x': np.zeros(4, 'f')})
+  with pytest.raises(UserError, match=r'LoRA.*merge_and_unload'):
+    formats.read(tmp_path)
+
+
 @pytest.mark.parametrize(
   'name, change',
   [
@@ -102,9 +125,9 @@ def test_without_a_config_the_error_and_the_notes_say_so(tmp_path):
   config = released('timm_post_norm', tmp_path)
   options = {'num_heads': 3, 'grid': (3, 4)}
   weights = formats.read(tmp_path, **options)
-  (note,) = weights.notes
+  notes = '\n'.join(weights.notes)
   for text in ('assumed', 'norms before attention', 'std=127.5', 'Mean(cl'):
-    assert text in note
+    assert text in notes
   assert not weights.model.block.post_norm
   (tmp_path / 'config.json').write_text(json.dumps(config))
   weights = formats.read(tmp_path)

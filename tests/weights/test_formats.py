@@ -248,6 +248,8 @@ def test_our_format_holds_every_model(tmp_path):
     ({'model': model | {'widht': 3}}, 'widht'),
     ({'preprocess': {'target': 'builtins.print'}}, 'not in the list'),
     ({'transforms': [other]}, 'os.system.* not in the list'),
+    ({'model': model | {'width_factor': None}}, 'width_factor=None'),
+    ({'class_names': ['a', 'b']}, 'num_classes=5, and there are 2 class names'),
   ):
     (tmp_path / 'x.json').write_text(json.dumps(about | change))
     with pytest.raises(ValueError, match=match) as e:

@@ -7,6 +7,7 @@ from released import fill, hollow
 from small import equal, logits
 from tiny import golden
 
+from vit_jax import pretrained
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map
@@ -222,6 +223,16 @@ def test_a_map_head_lands():
   assert equal(tower.params, weights.params)
   # One of the optimizer, three of the text tower.
   assert tower.notes[-1].startswith('  4 arrays left out')
+
+
+@pytest.mark.parametrize(
+  'side, how', [(8, 'bilinear_antialias'), (32, 'paper')]
+)
+def test_flexivit_is_resized_as_by_big_vision(side, how):
+  file = fill(released.big_vision(patch=(side, side), rows=49))
+  _, report = pretrained.fit(npz.read(file), patch_size=4, image_size=16)
+  assert f'resized to 1x4x4x16 ({how})' in report
+  assert 'resized to 4x4x3x16 (bilinear)' in report
 
 
 def test_positions_without_a_table_are_sincos2d_unless_said():

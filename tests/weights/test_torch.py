@@ -384,7 +384,7 @@ def test_what_configs_leave_out_is_the_default():
   assert weights.transforms == (Resize((12, 12), 'bilinear', antialias=True),)
   assert 'another size' in str(weights.notes)
   weights = read('hf', 'square', change={'preprocessor_config': None})
-  assert weights.transforms == (Resize((12, 12)),)
+  assert weights.transforms == (Resize((12, 12), 'bilinear', antialias=True),)
 
 
 @pytest.mark.parametrize(

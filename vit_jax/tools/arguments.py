@@ -12,7 +12,7 @@ from vit_jax.data import images
 from vit_jax.data.sources import tables
 from vit_jax.tools.parsers import count
 from vit_jax.types import Size, UserError
-from vit_jax.weights import formats
+from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
 
 IMAGE_BYTES = images.MAX_IMAGE_BYTES, 'most height * width * channels of a file'
@@ -76,14 +76,12 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
   if given := {name: x for name, x in changes.items() if x is not None}:
     weights, report = pretrained.fit(weights, **given)
     print(report, file=sys.stderr)
+  elif weights.notes:
+    print(*weights.notes, sep='\n', file=sys.stderr)
+    weights.notes = []
   if args.class_names:
-    names = tables.read_names(args.class_names)
-    if len(names) != (classes := weights.model.num_classes or 0):
-      raise UserError(
-        f'{args.class_names} has {len(names)} names; the model has {classes}'
-        ' classes.'
-      )
-    weights.class_names = names
+    weights.class_names = tables.read_names(args.class_names)
+    bundle.check_names(weights.class_names, weights.model.num_classes)
   return weights
 
 

@@ -193,6 +193,7 @@ def _describe(explainer):
   """Return the text at the top of the page, as Markdown."""
   reason, origin = explainer.no_attention, explainer.weights.origin
   lines = ['# What a Vision Transformer sees', f'**{origin}**']
+  lines += explainer.weights.notes
   lines.append(f'No attention to show: {reason}.' if reason else _EXPLAINED)
   if not explainer.has_classes:
     lines.append('No predictions: the weights have no head for images.')

@@ -89,7 +89,8 @@ def read(
       f'  {len(unused)} arrays left out, which features do not depend on, such '
       f'as {min(unused)}'
     )
-  return Weights(model, params, shape, notes=notes)
+  how = family.patch_resize
+  return Weights(model, params, shape, notes=notes, patch_resize=how)
 
 
 def _used(family, arrays, config, name, new_head):

@@ -101,6 +101,13 @@ def _npz(path, values):
   with path.open('rb') as data, np.load(data, allow_pickle=False) as file:
     if any(x.endswith('.pkl') for x in file):  # torch.save
       raise UserError(_PICKLE)
+    if other := [x for x in file.zip.namelist() if not x.endswith('.npy')]:
+      raise UserError(
+        f'It is a zip file with {other[0]}, not an .npz. Models of Keras '
+        '(.keras) are not supported. Of torch.export (.pt2), save '
+        "torch.export.load('model.pt2').state_dict by safetensors.torch."
+        "save_file(..., 'model.safetensors')"
+      )
     for name in file:
       if values:
         yield name, float32(file[name])

@@ -8,8 +8,7 @@ import dataclasses
 import difflib
 import functools
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -58,8 +57,9 @@ class Weights:
     thresholds: probabilities from which on labels are predicted, by name;
       those of others are 0.5.
     origin: text that says what was read.
-    notes: changes of the parameters other than renaming.
+    notes: what was assumed, and changes of the parameters except new names.
     step: training step, or 0.
+    patch_resize: method that resizes patches, see `resample.resize_kernel`.
     is_described: whether model.json or the like says how it was run (dtype).
     keeps_aspect: whether the last transform is KeepAspect.
   """
@@ -77,6 +77,7 @@ class Weights:
   origin: str = ''
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0
+  patch_resize: resample.Method = 'bicubic_antialias'
   is_described: bool = False
 
   def __post_init__(self) -> None:
@@ -233,6 +234,26 @@ def with_table(weights: Weights) -> Weights:
   return dataclasses.replace(weights, model=model, params=params)
 
 
+def assume(weights: Weights, config: Any, names: Sequence[str]) -> Weights:
+  """Return the Weights; note how images are converted if names are missing."""
+  if missing := [name for name in names if config.get(name) is None]:
+    weights.notes.append(
+      f'  assumed without {", ".join(missing)}: images by '
+      f'{weights.preprocess}, {weights.transforms}'
+    )
+  return weights
+
+
+def check_names(names: Sequence[str] | None, count: int | None) -> None:
+  """Raise UserError unless each output of a model has a name, or none has."""
+  if names and len(names) != (count or 0):
+    raise UserError(
+      f'The model has num_classes={count}, and there are {len(names)} class '
+      f'names, {names[0]!r} to {names[-1]!r}. Expected a name for each output: '
+      'correct one of them, in training --config.model.num_classes.'
+    )
+
+
 def keep_aspect(weights: Weights, max_patches: int | None = None) -> Weights:
   """Return Weights for images of any aspect ratio, see KeepAspect.
 
@@ -248,11 +269,10 @@ def keep_aspect(weights: Weights, max_patches: int | None = None) -> Weights:
 
 
 def squeeze(weights: Weights) -> Weights:
-  """Return Weights for images of one shape."""
+  """Return Weights for images of one shape; add a note if that changes any."""
   if not weights.keeps_aspect:
     return weights
-  note = 'images are resized without keeping the aspect ratio'
-  print(f'{weights.origin}: {note}', file=sys.stderr)
+  weights.notes.append('  images are resized without keeping the aspect ratio')
   plain = Resize(weights.image_shape[:2])
   return dataclasses.replace(weights, transforms=(plain,))
 

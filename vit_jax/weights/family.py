@@ -44,7 +44,8 @@ class Family:
       more than names and layouts: (arrays, config) -> arrays.
     rows: tokens with rows before those of patches in a position table, the most
       likely first.
-    posemb_resize: method that resizes positions as the source does.
+    posemb_resize, patch_resize: methods that resize positions and patches as
+      the source does.
     images: what the source does to test images, as in timm's pretrained_cfg.
     keeps_aspect: whether images have any aspect ratio, see KeepAspect.
     write: Weights -> (arrays, config), or raises UserError. None: only read.
@@ -62,6 +63,7 @@ class Family:
   prepare: Callable[..., dict[str, Any]] = lambda arrays, config: arrays
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
   posemb_resize: Method = 'paper'
+  patch_resize: Method = 'bicubic_antialias'
   images: Config = dataclasses.field(default_factory=dict)
   keeps_aspect: bool = False
   write: Callable[[Weights], tuple[FlatParams, Any]] | None = None

@@ -47,10 +47,13 @@ _READERS = {'original': original} | _WRITERS  # the first that fits
 FORMATS = ('vit_jax', *_WRITERS)
 NPZ_FORMATS = ('vit_jax', 'npz')
 _SAFETENSORS = 'model.safetensors'
+# Models in a folder of the Hub's cache and of a Trainer, perhaps in shards.
+_NESTED = [f'{x}/{_SAFETENSORS}*' for x in ('snapshots/*', 'checkpoint-*')]
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json', '.onnx')
 # What model.json and NAME.json have: objects, and plain values.
 _OBJECTS = ('model', 'preprocess', 'transforms', 'decode', 'targets')
 _USE = (*_OBJECTS, 'image_shape', 'class_names', 'activation', 'thresholds')
+_USE += ('patch_resize',)
 _PICKLES = ('.bin', '.pth', '.pt', '.ckpt', '.pkl')
 # Parts that PyTorch's wrappers put into names, and DINOv2's chunks of layers.
 _WRAPPER = r'(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
@@ -116,6 +119,9 @@ def read(
       weights.thresholds = _thresholds(directory)
     else:
       weights = _read_file(source, trust, options, values, keep, notes)
+    count = getattr(weights.model, 'num_classes', None)
+    if count and not options.get('new_head'):
+      bundle.check_names(weights.class_names, count)
     size = weights.image_shape[:2]
     if as_pair(options.get('image_size', size)) != size:
       raise UserError(
@@ -157,6 +163,8 @@ def _locate(path, step, keep=lambda names: {}):
     known = [name for name in names if name.endswith(_ENDINGS)]
     # A pickle is refused when it is read.
     known = known or [x for x in names if x.endswith(_PICKLES)][:1]
+    found = [] if known else [x for k in _NESTED for x in folder.glob(k)]
+    known += sorted(str(x.relative_to(folder)) for x in found)
   for name in (f'{_SAFETENSORS}.index.json', _SAFETENSORS):
     known = [name] if name in known else known
   if len(known) > 1:
@@ -197,8 +205,9 @@ def _read_file(source, trust, options, values, keep, notes):
       if name == 'original':
         settings = _sibling(source, 'open_clip_config.json')
       if name == 'hf' and settings is not None:
-        more = _sibling(source, 'preprocessor_config.json')
-        settings |= {'preprocessor_config': more}
+        new = _sibling(source, 'processor_config.json') or {}
+        old = _sibling(source, 'preprocessor_config.json')
+        settings['preprocessor_config'] = new.get('image_processor', old)
       return _interpret(reader, arrays, settings, options, notes)
   raise UserError(
     f'The file has the arrays {", ".join(sorted(arrays)[:8])}, .... This is '
@@ -208,6 +217,11 @@ def _read_file(source, trust, options, values, keep, notes):
 
 def _unwrapped(arrays, prefix):
   """Return ({name: array}, notes) without the prefix of wrappers."""
+  if lora := [name for name in arrays if '.lora_' in name]:
+    raise UserError(
+      f'It has an adapter that is not merged (LoRA), {lora[0]}. With peft, '
+      'save the whole model: model.merge_and_unload().save_pretrained(FOLDER)'
+    )
   names = {k: re.sub(_CHUNK, '', re.sub(_WRAPPER, '', k)) for k in arrays}
   families = [family for x in _READERS.values() for family in x.FAMILIES]
   known = sorted(family.prefixes(families, [*names.values()]))
@@ -241,10 +255,11 @@ def _interpret(reader, arrays, settings, options, notes):
     hint = "\nPut the model's config.json next to the file." * is_bare
     raise UserError(f'{text}{hint}') from e
   weights.notes[:0] = notes
+  bundle.assume(weights, {}, ['NAME.json'] * (reader is npz))
   if is_bare and (block := getattr(weights.model, 'block', None)):
     weights.notes.append(
-      f'  assumed without a config.json: images by {weights.preprocess}, norms '
-      f'before attention and MLP, {block.mlp}, norm_eps={block.norm_eps}, '
+      '  assumed without a config.json: norms before attention and MLP, '
+      f'{block.mlp}, norm_eps={block.norm_eps}, '
       f'num_heads={weights.model.num_heads}, {weights.model.posemb}, '
       f'{weights.model.pooling}'
     )

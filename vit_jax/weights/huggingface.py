@@ -16,7 +16,7 @@ from vit_jax.data.transforms import scale
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams
 from vit_jax.weights import architecture, family, image_configs, timm
-from vit_jax.weights.bundle import Weights, keep_aspect
+from vit_jax.weights.bundle import Weights, assume, keep_aspect
 from vit_jax.weights.families import hf_towers, hf_vit
 from vit_jax.weights.family import Config
 
@@ -25,6 +25,7 @@ _PROBLEMS: dict[str, tuple[Any, Targets]] = {
   'multi_label_classification': ('sigmoid', Labels()),
   'regression': ('identity', Numbers()),
 }
+_IMAGES = ('resample', 'image_mean', 'image_std')
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow
 
 
@@ -33,8 +34,9 @@ def read(
 ) -> Weights:
   """Return Weights of {name: array} and config.json; see `formats.read`.
 
-  The config has the content of preprocessor_config.json as
-  'preprocessor_config'. Values of 'vision_config' come first.
+  The config has the content of preprocessor_config.json, or 'image_processor'
+  of processor_config.json, as 'preprocessor_config'. Values of 'vision_config'
+  come first.
   """
   config = dict(config or {})
   name = config.get('model_type', '')
@@ -59,14 +61,16 @@ def read(
     origin=f'hf {name}'.strip(),
     **_use(use, found.images, weights.image_shape, weights.notes),
   )
-  most = (use or {}).get('max_num_patches')
-  return keep_aspect(weights, most) if found.keeps_aspect else weights
+  if found.keeps_aspect:
+    weights = keep_aspect(weights, (use or {}).get('max_num_patches'))
+  return assume(weights, use or {}, _IMAGES)
 
 
 def _use(config, images, image_shape, notes):
   """Return arguments of Weights from preprocessor_config.json or `images`."""
-  if config is None:
-    return timm.image_use(images, image_shape, notes) if images else {}
+  if config is None and images:
+    return timm.image_use(images, image_shape, notes)
+  config = {'size': image_shape[:2]} if config is None else config
   config = {name: value for name, value in config.items() if value is not None}
   old_kind = config.get('feature_extractor_type', '')
   kind = config.get('image_processor_type', old_kind)

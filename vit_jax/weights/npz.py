@@ -35,7 +35,7 @@ from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, UserError
-from vit_jax.weights import architecture, family
+from vit_jax.weights import architecture, bundle, family
 from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.family import Config, Family
@@ -160,6 +160,7 @@ def _family(anchor, keys, **changes):
     unused=r'opt/(?!target/).*|(params/)?((txt|llm)/.*|[tb])'
     r'|(.*/)?(pre_logits|head)/?',
     prepare=_prepare,
+    patch_resize='bilinear',
     **changes,
   )
 
@@ -187,6 +188,11 @@ def read(
   found = family.find(FAMILIES, arrays, '')
   weights = architecture.read(found, arrays, {}, **options)
   height, width, _ = weights.image_shape
+  table = weights.params.get('pos_embedding', np.zeros(0))
+  if found in _BIG_VISION and table.shape[1:3] == (7, 7) and height != 224:
+    # FlexiViT stores this grid for patches of any size.
+    method = {'posemb.resize_method': 'bilinear_antialias'}
+    weights.model = bundle.replace(weights.model, **method)
   is_tower = any(re.match('(params/)?img/', name) for name in arrays)
   if found in _BIG_VISION and height == width and not is_tower:
     weights.transforms = transforms.evaluation('big_vision', height)

@@ -18,7 +18,7 @@ from vit_jax.models.dense import Gelu
 from vit_jax.models.posemb import Learned
 from vit_jax.models.rotary import RotaryAxial, RotaryDino
 from vit_jax.types import FlatParams
-from vit_jax.weights import architecture, family, image_configs, timm
+from vit_jax.weights import architecture, bundle, family, image_configs, timm
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_vit
 from vit_jax.weights.family import Config, Family
@@ -135,4 +135,5 @@ def read(
   weights = architecture.read(found, arrays, config, **options)
   images = {**found.images, **config}
   use = timm.image_use(images, weights.image_shape, weights.notes)
-  return dataclasses.replace(weights, origin='original', **use)
+  weights = dataclasses.replace(weights, origin='original', **use)
+  return bundle.assume(weights, config, timm.IMAGES)

@@ -5,7 +5,8 @@
      'pretrained_cfg': {'input_size': [3, 224, 224], 'mean': [...], ...}}
 
 is config.json. Older files have the content of pretrained_cfg at the top and no
-model_args. We also write 'activation', which timm ignores.
+model_args. We also write 'activation' and, for images of any aspect ratio,
+'max_num_patches', which timm ignores.
 """
 
 import dataclasses
@@ -16,10 +17,11 @@ from vit_jax.data.targets import Classes, Numbers
 from vit_jax.models.vit import as_pair
 from vit_jax.types import FlatParams, Shape
 from vit_jax.weights import architecture, family, image_configs
-from vit_jax.weights.bundle import Weights, keep_aspect
+from vit_jax.weights.bundle import Weights, assume, keep_aspect
 from vit_jax.weights.families import timm_eva, timm_vit, timm_vlm
 from vit_jax.weights.family import Config
 
+IMAGES = ('mean', 'std', 'interpolation', 'crop_pct')  # how they are converted
 # The supported models; the first that fits counts.
 FAMILIES = timm_vlm.FAMILIES + timm_vit.FAMILIES + timm_eva.FAMILIES
 
@@ -53,7 +55,9 @@ def read(
     origin=f'timm {name}'.strip(),
     **use,
   )
-  return keep_aspect(weights) if found.keeps_aspect else weights
+  if found.keeps_aspect:
+    weights = keep_aspect(weights, config.get('max_num_patches'))
+  return assume(weights, config, IMAGES)
 
 
 def image_use(
@@ -114,6 +118,8 @@ def _texts(weights, described):
     config['label_names'] = list(weights.class_names)
   if weights.activation != 'softmax':
     config['activation'] = weights.activation
+  if weights.keeps_aspect:
+    config['max_num_patches'] = weights.transforms[-1].max_patches
   return {'config.json': config}
 
 

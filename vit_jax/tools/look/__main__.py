@@ -100,6 +100,8 @@ def _choose(asked, weights, paths):
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
   weights = bundle.squeeze(arguments.read(args))
+  for note in weights.notes:
+    print(note, file=sys.stderr)
   decode = weights.decode
   paths = image_files.find(args.images, decode) if args.images else []
   names = _choose(args.figure, weights, paths)

@@ -305,6 +305,7 @@ FAMILIES = (
     unused=r'(radio_model\.)?(input_cond|summary_idxs).*|.*video_embedder.*',
     rows=((),),
     posemb_resize='bilinear_square',
+    patch_resize='bilinear',
     images=image_configs.OPENAI,
     write=_write_radio,
   ),

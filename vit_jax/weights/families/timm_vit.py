@@ -300,15 +300,19 @@ FAMILIES = (
   _like('beit3_.*', {'block.norm_eps': 1e-5}),
   _like('vit_intern300m_.*', _NO_NORM),
   _like(  # whose authors align the corners, too
-    'vit_(base|huge)_patch16_radio_v3', _NO_NORM, posemb_resize='paper_square'
+    'vit_(base|huge)_patch16_radio_v3',
+    _NO_NORM,
+    posemb_resize='paper_square',
+    patch_resize='bilinear',
   ),
   _like(
     r'vit_[a-z0-9]+_patch16_radio_v\d',
     _NO_NORM,
     heads=HEADS | {1536: 24},
     posemb_resize='bilinear_square',
+    patch_resize='bilinear',
   ),
-  _like('flexivit_.*', posemb_resize='bilinear'),
+  _like('flexivit_.*', posemb_resize='bilinear', patch_resize='bilinear'),
   dataclasses.replace(
     VIT, anchor='dist_token', keys=_DISTILLED, rows=(('cls', 'dist'),)
   ),
