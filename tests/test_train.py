@@ -29,7 +29,7 @@ from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.probes import Histograms, Norms, Probe
-from vit_jax.reports import page, worst
+from vit_jax.reports import worst
 from vit_jax.runs import compiled, monitor, workdirs
 from vit_jax.runs.checkpoint import Checkpoints, load_params
 from vit_jax.runs.monitor import Logging, NonFiniteError
@@ -37,6 +37,7 @@ from vit_jax.runs.records import read_records
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import with_num_classes
 from vit_jax.step import init_state, train_step
+from vit_jax.tools import report
 from vit_jax.train import train
 from vit_jax.training import Evaluation, Training
 from vit_jax.weights import formats
@@ -185,7 +186,8 @@ def test_files_of_the_end_are_written_later(tmp_path, monkeypatch, capsys):
   with monkeypatch.context() as patch, pytest.raises(OSError, match='full'):
     patch.setattr(worst, 'write_all', mock.Mock(side_effect=OSError('full')))
     again()
-  page.write(tmp_path)
+  report.main([str(tmp_path)])
+  assert 'Run the same command again' in capsys.readouterr().err
   for remove, count in ((False, 1), (False, 0), (True, 1)):
     if remove:
       (tmp_path / 'report.html').unlink()

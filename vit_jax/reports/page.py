@@ -57,9 +57,8 @@ def write_at_end(workdir: PathLike) -> None:
 
 def is_complete(workdir: PathLike) -> bool:
   """Return whether a run has written its page, and what comes before it."""
-  found = Workdir(workdir)  # its last record is the account of the time
-  ends = found.records and 'progress' not in found.records[-1]
-  return bool(ends) and (found.path / NAME).exists()
+  found = Workdir(workdir)
+  return found.is_ended and (found.path / NAME).exists()
 
 
 def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:

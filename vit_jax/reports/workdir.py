@@ -52,6 +52,11 @@ class Workdir:
     return workdirs.read(self.path, 'model.json')
 
   @property
+  def is_ended(self) -> bool:
+    """Whether the last record, the account of the time, has been written."""
+    return bool(self.records) and 'progress' not in self.records[-1]
+
+  @property
   def caution(self) -> str:
     """Sentence about the numbers of a tiny preset; '' for others."""
     words = re.split('[:,]', self.preset.get('config') or '')

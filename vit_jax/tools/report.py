@@ -8,6 +8,7 @@ after a failure. For a study it also writes the pages of runs with results.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 import jax
@@ -38,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if run.records:
       page.write(run.path)
   print(page.write(found.path, args.output))
+  if found.step == found.total_steps and not found.is_ended:
+    again = 'Run the same command again'
+    print(f'{again}: it ended before its last files.', file=sys.stderr)
 
 
 if __name__ == '__main__':
