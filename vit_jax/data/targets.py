@@ -372,7 +372,7 @@ def _number(cell):
     number = math.nan if cell == '' else float(cell)
   except ValueError:
     return None
-  return None if abs(number) > np.finfo(np.float32).max else number
+  return None if abs(number) > float(np.finfo(np.float32).max) else number
 
 
 def _bits(cells):
