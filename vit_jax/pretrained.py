@@ -115,13 +115,9 @@ def fit(
     if classes and hasattr(model, 'head'):
       changes['head'] = model.head.new()
   model = bundle.replace(model, **changes)
-  how = InitFrom(
-    path='',
-    head=head,
-    head_rule=surgery.HEAD if classes else 'head/.*',
-    patch_resize=patch_resize,
-    adapt_channels=True,
-  )
+  rule = surgery.HEAD if classes else 'head/.*'
+  resize: dict[str, Any] = {'patch_resize': patch_resize}
+  how = InitFrom('', head=head, head_rule=rule, adapt_channels=True, **resize)
   shapes = bundle.shapes(model, shape)
   params, report = surgery.adapt(weights.params, shapes, model, how)
   bias = getattr(getattr(model, 'head', None), 'bias_init', 0.0)
@@ -130,13 +126,9 @@ def fit(
       fill = bias if path.endswith('/bias') else 0.0
       params[path] = np.full(value.shape, fill, value.dtype)
   made = dataclasses.replace(
-    weights,
-    model=model,
-    params=params,
-    image_shape=shape,
-    transforms=scale(weights.transforms, size, old=old_shape),
-    notes=[],
+    weights, model=model, params=params, image_shape=shape, notes=[]
   )
+  made.transforms = scale(weights.transforms, size, old=old_shape)
   if head == 'reset':
     made.class_names, made.activation, made.targets = None, 'softmax', Classes()
   return made, '\n'.join(report + weights.notes)

@@ -76,15 +76,13 @@ def rollout(
   It is the product A_L ... A_2 A_1 of the attention of all layers, averaged
   over heads (Figs. 6 and 14). The paper leaves the rest open; it follows
   "Quantifying attention flow in transformers", which the paper cites, from
-  memory: the skip connection counts as much as attention, A = (A + I) / 2.
+  memory: the skip connection counts as much as attention, A = (A + I) / 2. The
+  rows of the result, float32 [B, R, N], have the same sums as those of start.
 
   Args:
     q, k, added: arrays that `recorded` returns.
     start: [B or 1, R, N], output tokens or mixtures of them, such as
       Pooling.token_weights; None: all, R = N.
-
-  Returns:
-    float32 [B, R, N]; rows have the same sums as those of start.
   """
 
   def layer_before(out, layer):

@@ -136,7 +136,6 @@ class SplitEvaluator:
     raise NotImplementedError
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
 class OutputEvaluator(SplitEvaluator):
   """Base of the evaluators of vectors: outputs and labels of K columns."""
 

@@ -1,6 +1,5 @@
 """Errors of predicted grades, classes in an order, on a whole split."""
 
-import dataclasses
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +8,6 @@ from vit_jax.evals.classification import Classification
 from vit_jax.types import Kind, Kinds, Params
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
 class Grades(Classification):
   """Metrics of Classification, and errors by the order of the classes.
 

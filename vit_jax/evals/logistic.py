@@ -43,10 +43,8 @@ class Logistic:
   standardize: bool = False
 
   metrics: ClassVar[Kinds] = {
-    'accuracy': ACCURACY,
-    'mean_per_class_accuracy': ACCURACY,
-    'C': DETAIL,
-    'converged': DETAIL,
+    **dict.fromkeys(('accuracy', 'mean_per_class_accuracy'), ACCURACY),
+    **dict.fromkeys(('C', 'converged'), DETAIL),
   }
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:

@@ -31,7 +31,6 @@ _METRICS = {
 _KINDS = {name: kind for name, (_, kind) in _METRICS.items()}
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
 class Regression(OutputEvaluator):
   """Mean absolute error, root mean square error and R^2, with 95% intervals.
 

@@ -94,19 +94,16 @@ def attention(
   position_logits: jax.Array | None = None,
   lengths: jax.Array | None = None,
 ) -> jax.Array:
-  """Compute softmax(q kᵀ / √d) v with a float32 softmax (eq. 5 to 7).
+  """Return softmax(q kᵀ / √d) v, [B, Q, h, d] in the dtype of v (eq. 5 to 7).
 
   Args:
-    q, k, v: [B, Q, h, d], and [B, N, h, d] each.
+    q, k, v: [B, Q, h, d], and [B, N, h, d] each; the softmax is float32.
     implementation: 'xla' and 'cudnn' (for NVIDIA GPUs) are JAX's; only 'einsum'
       can drop attention weights or add to the logits; 'pallas' is the kernel
       for TPUs; 'auto' is `default`, or what pallas/choice.py measured.
     dropout_rate, dropout_rng: fraction of the weights to drop, and its key.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
     lengths: int32 [B], the keys of each example, at least 1, before padding.
-
-  Returns:
-    [B, Q, h, d] in the dtype of v.
   """
   only_einsum = dropout_rate > 0 or position_logits is not None
   if implementation == 'auto':
@@ -230,11 +227,9 @@ def _cudnn(q, k, v, lengths):
     if queries % 2 == keys % 2 == 0:
       return attend(q, k, v)
     lengths = jnp.full(batch, keys, jnp.int32)
+  pads = [((0, 0), (0, n % 2), (0, 0), (0, 0)) for n in (queries, keys, keys)]
   out = attend(
-    *(
-      jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
-      for x in (q, k, v)
-    ),
+    *map(jnp.pad, (q, k, v), pads),
     query_seq_lengths=jnp.full(batch, queries, jnp.int32),
     key_value_seq_lengths=lengths,
   )

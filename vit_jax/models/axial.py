@@ -93,12 +93,9 @@ class AxialAttention(nn.Module):
     shape, grid = x.shape, (x.shape[1], x.shape[2])
     x = x.reshape(shape[0], -1, shape[-1])
     for axis, name in ((1, 'row'), (0, 'column')):
+      fields = {'layout': Layout((1, grid[axis])), 'dtype': self.dtype}
       attention = Attention(
-        self.num_heads,
-        posemb=Relative(),
-        layout=Layout((1, grid[axis])),
-        dtype=self.dtype,
-        name=name,
+        self.num_heads, posemb=Relative(), **fields, name=name
       )
 
       def attend(lines, attention=attention):

@@ -77,16 +77,10 @@ class MlpMixer(vit.Classifier):
     """Compute the features of VisionTransformer.features; mean pooling."""
     vit.check_images(images)
     out, _ = self.embedding(self, images)
+    names = 'tokens_mlp_dim', 'channels_mlp_dim', 'mlp', 'norm_eps', 'dtype'
+    fields = {name: getattr(self, name) for name in names}
     x, outputs = vit.Layers()(
-      self,
-      out['patches'],
-      training=train,
-      per_layer=per_layer,
-      tokens_mlp_dim=self.tokens_mlp_dim,
-      channels_mlp_dim=self.channels_mlp_dim,
-      mlp=self.mlp,
-      norm_eps=self.norm_eps,
-      dtype=self.dtype,
+      self, out['patches'], training=train, per_layer=per_layer, **fields
     )
     out |= outputs
     norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')

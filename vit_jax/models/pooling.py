@@ -17,14 +17,7 @@ from jax import Array
 from vit_jax.models.attention import Attention
 from vit_jax.models.dense import INIT, BlockOptions, Dense, Mlp, initializer
 from vit_jax.models.posemb import Grid, Layout, PositionEmbedding
-from vit_jax.types import (
-  Count,
-  Natural,
-  NonNegative,
-  OfSource,
-  Params,
-  UserError,
-)
+from vit_jax.types import Count, Natural, NonNegative, OfSource, UserError
 
 Features = dict[str, Array]  # by name
 
@@ -109,7 +102,6 @@ class ScaledHead(Head):
     return head, params | plain
 
 
-@dataclasses.dataclass(frozen=True)
 class OrdinalHead(Head):
   """Head of K ordered classes, whose logits are log-probabilities.
 
@@ -181,7 +173,7 @@ class Pooling:
     """Return the features of the head, of x after pooling and final norm."""
     return head(module, x)
 
-  def token_weights(self, layout: Layout, intermediates: Params) -> Array:
+  def token_weights(self, layout: Layout, intermediates: Any) -> Array:
     """Return the weights [B or 1, 1, N] of tokens in pooling, of sum 1."""
     weights = np.zeros((1, 1, layout.num_tokens), np.float32)
     weights[..., self.read(layout)] = 1
@@ -264,7 +256,6 @@ class Mean(Pooling):
     return x
 
 
-@dataclasses.dataclass(frozen=True)
 class NoPooling(Pooling):
   """No pooling: each patch gets its own logits."""
 
@@ -290,16 +281,13 @@ class Map(Pooling):
   def __call__(self, module: nn.Module, tokens: Array, layout: Layout) -> Array:
     lengths, read = layout.lengths, self.read(layout)
     lengths = None if lengths is None else lengths - read.start
-    return MapHead(
-      num_heads=self.num_heads or module.num_heads,
-      mlp_dim=self.mlp_dim or module.mlp_dim,
-      options=module.block,
-      dtype=module.dtype,
-      attention=module.attention,
-      name='map_head',
-    )(tokens[:, read], lengths)
+    heads = self.num_heads or module.num_heads
+    hidden = self.mlp_dim or module.mlp_dim
+    fields = module.block, module.dtype, module.attention
+    head = MapHead(heads, hidden, *fields, name='map_head')
+    return head(tokens[:, read], lengths)
 
-  def token_weights(self, layout: Layout, intermediates: Params) -> Array:
+  def token_weights(self, layout: Layout, intermediates: Any) -> Array:
     """Return the attention of the query, mean over heads."""
     found = intermediates['map_head']['attn']
     q, k = (found[name][0].astype(jnp.float32) for name in 'qk')
@@ -323,13 +311,9 @@ class MapHead(nn.Module):
     shape, options = (1, 1, tokens.shape[-1]), self.options
     probe = self.param('probe', INIT['probe'], shape)
     probe = jnp.broadcast_to(probe, (tokens.shape[0], *shape[1:]))
-    x = Attention(
-      self.num_heads,
-      options=options,
-      implementation=self.attention,
-      dtype=self.dtype,
-      name='attn',
-    )(probe, tokens, lengths=lengths)
+    fields = {'implementation': self.attention, 'dtype': self.dtype}
+    attend = Attention(self.num_heads, options, **fields, name='attn')
+    x = attend(probe, tokens, lengths=lengths)
     norm = options.make_norm(self.dtype, 'norm')
     mlp = Mlp(self.mlp_dim, options, dtype=self.dtype, name='mlp')
     return (x + mlp(norm(x)))[:, 0]

@@ -204,7 +204,6 @@ class Learned(PositionEmbedding):
     return jnp.concatenate(parts, axis=1)
 
 
-@dataclasses.dataclass(frozen=True)
 class Learned2d(Learned):
   """Learned embeddings of columns (x) and rows (y), concatenated; D is even."""
 

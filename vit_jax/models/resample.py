@@ -113,19 +113,17 @@ def resize_parameter(
   patch_resize: str | None = None,
   adapt_channels: bool | Literal['mean'] = False,
 ) -> np.ndarray | None:
-  """Fit a parameter to other image sizes, patch sizes or channels.
+  """Fit a parameter to other image sizes, patch sizes or channels, if possible.
 
   Args:
     model: model that the parameter is for; its `posemb` resizes its own tables.
-    path, array, shape: its path, value in another model, and shape in this one.
+    path, array, shape: its path, value in another model, and shape in this one;
+      None is returned if it cannot have that shape.
     posemb_resize: method for position embeddings, one of METHODS.
     patch_resize: method for patches; None: their size must not differ.
     adapt_channels: whether channels of images may be summed to one, or repeated
       and scaled to more (as timm does); 'mean': each gets the mean of the old
       ones, scaled.
-
-  Returns:
-    Array of that shape; None if it cannot be resized to it.
   """
   array, shape = np.asarray(array), tuple(shape)
   if posemb := getattr(model, 'posemb', None):

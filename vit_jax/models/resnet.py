@@ -232,9 +232,7 @@ class Hybrid(vit.PatchEmbedding):
     # The root reduces each side by 4, each stage but the first by 2.
     return 4 * 2 ** max(len(self.stages) - 1, 0)
 
-  def __call__(
-    self, module: nn.Module, images: Array
-  ) -> tuple[dict[str, Array], tuple[int, int]]:
+  def __call__(self, module: nn.Module, images: Array) -> vit.Embedded:
     maps = Backbone(
       self.stages, dtype=module.dtype, remat=module.remat, name='resnet'
     )(images)

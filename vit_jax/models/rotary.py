@@ -17,7 +17,13 @@ from flax import linen as nn
 from jax import Array
 
 from vit_jax.models.posemb import Grids, Layout, Learned, PositionEmbedding
-from vit_jax.types import FlatParams, NonNegative, Positive, Shape, UserError
+from vit_jax.types import NonNegative, Positive, UserError
+
+
+def _of_learned(name: str) -> Any:
+  """Return the method of a name of `learned`, which changes nothing if None."""
+  none = PositionEmbedding()
+  return property(lambda self: getattr(self.learned or none, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,21 +40,10 @@ class Rotary(PositionEmbedding):
   for_grids = True
   pairs_axis = -1  # of [r, 2]: neighbours are pairs; of [2, r]: halves are
 
-  def add_to_patches(self, module: nn.Module, x: Array, grid: Any) -> Array:
-    return self.learned.add_to_patches(module, x, grid) if self.learned else x
-
-  def add_to_token(self, module: nn.Module, name: str, token: Array) -> Array:
-    added = self.learned
-    return added.add_to_token(module, name, token) if added else token
-
-  def resize(
-    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
-  ) -> np.ndarray | None:
-    learned = self.learned
-    return learned.resize(name, table, shape, method) if learned else None
-
-  def table(self, params: FlatParams, grid: Any, width: int) -> Any:
-    return self.learned.table(params, grid, width) if self.learned else None
+  add_to_patches = _of_learned('add_to_patches')
+  add_to_token = _of_learned('add_to_token')
+  resize = _of_learned('resize')
+  table = _of_learned('table')
 
   def shared(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     """Return cosines and sines of all tokens, float32 [2, 1 or B, N, 1, r]."""

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from vit_jax.models.dense import keep_batch_split
 from vit_jax.models.resnet import StdConv
-from vit_jax.models.vit import PatchEmbedding
+from vit_jax.models.vit import Embedded, PatchEmbedding
 from vit_jax.types import Count, Size, UserError
 
 
@@ -40,9 +40,7 @@ class ConvStem(PatchEmbedding):
   def reduction(self) -> int:
     return 4 * 2 ** (len(self.widths) - 1)
 
-  def __call__(
-    self, module: nn.Module, images: jax.Array
-  ) -> tuple[dict[str, jax.Array], tuple[int, int]]:
+  def __call__(self, module: nn.Module, images: jax.Array) -> Embedded:
     if any(side % self.reduction for side in images.shape[1:3]):
       raise UserError(
         f'Images of {images.shape[1]}x{images.shape[2]} (height x width) do '

@@ -23,16 +23,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from vit_jax.models import dense
 from vit_jax.models.attention import ATTENTION, Attention, Implementation
-from vit_jax.models.dense import (
-  INIT,
-  BlockOptions,
-  Dense,
-  Mlp,
-  initializer,
-  keep_batch_split,
-  keep_rows,
-)
 from vit_jax.models.pooling import ClassToken, Head, Pooling
 from vit_jax.models.posemb import Grids, Layout, Learned, PositionEmbedding
 from vit_jax.types import (
@@ -47,6 +39,8 @@ from vit_jax.types import (
   UserError,
 )
 
+# Features by name, among them 'patches' [B, gh * gw, D]; and (gh, gw).
+Embedded = tuple[dict[str, jax.Array], tuple[int, int]]
 StochasticDepth = Rate | tuple[Rate, Rate]
 # Number of layers. More would be traced for hours, and are a typing mistake.
 Depth = Annotated[int, Expect(lambda n: 1 <= n <= 1000, 'between 1 and 1000')]
@@ -76,7 +70,7 @@ class PatchEmbedding:
   bias: bool = True
   norm: Literal['patches', 'tokens'] | None = None
 
-  layer: ClassVar[Callable[..., Dense]] = Dense
+  layer: ClassVar[Callable[..., dense.Dense]] = dense.Dense
   for_grids = True  # each patch is embedded alone
 
   def __post_init__(self) -> None:
@@ -98,19 +92,13 @@ class PatchEmbedding:
     ph, pw = as_pair(self.patch_size)
     return grid[0] * ph * self.reduction, grid[1] * pw * self.reduction
 
-  def __call__(
-    self, module: nn.Module, images: jax.Array
-  ) -> tuple[dict[str, jax.Array], tuple[int, int]]:
-    """Embed the patches of images [B, H, W, C].
-
-    Returns:
-      ({'patches': [B, gh * gw, D]} and other features by name, (gh, gw)).
-    """
+  def __call__(self, module: nn.Module, images: jax.Array) -> Embedded:
+    """Embed the patches of images [B, H, W, C]."""
     x = self.cut(images)
     batch, gh, gw = x.shape[:3]
     # A convolution whose stride is its kernel size is one matrix product.
     shape = x.shape[3:], (module.width,)
-    init = initializer('embedding', self.init_std)
+    init = dense.initializer('embedding', self.init_std)
     x = self.layer(
       *shape, init, dtype=module.dtype, bias=self.bias, name='embedding'
     )(x)
@@ -135,7 +123,7 @@ class PatchEmbedding:
   ) -> jax.Array:
     """Replace patches [B, n, D] by others, or the mask: `patch_sources`."""
     if self.mask_token:
-      mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
+      mask = module.param('mask', dense.INIT['mask'], (1, 1, patches.shape[-1]))
     if sources is None:
       return patches
     sources = sources[..., None]
@@ -148,7 +136,7 @@ class Block(nn.Module):
 
   num_heads: int
   mlp_dim: int
-  options: BlockOptions = BlockOptions()
+  options: dense.BlockOptions = dense.BlockOptions()
   posemb: PositionEmbedding | None = None  # if it acts in the layers
   layout: Layout = Layout((0, 0))
   dropout: float = 0.0
@@ -171,7 +159,7 @@ class Block(nn.Module):
     """Apply the layer; see drop_path, PositionEmbedding.shared, attention."""
     options = self.options
     norm = functools.partial(options.make_norm, self.dtype)
-    x = keep_batch_split(x)
+    x = dense.keep_batch_split(x)
     if self.posemb:
       x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = x if options.post_norm else norm('norm1')(x)
@@ -183,7 +171,7 @@ class Block(nn.Module):
     y = norm('norm1')(y) if options.post_norm else y
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
-    mlp = Mlp(
+    mlp = dense.Mlp(
       self.mlp_dim, options, self.dropout, self.dtype, self.train, name='mlp'
     )
     y = norm('norm2')(mlp(x)) if options.post_norm else mlp(norm('norm2')(x))
@@ -253,11 +241,9 @@ class Layers:
 
     `model` has depth, stochastic_depth, scan and remat. `shared` and `fields`
     are arguments and fields of all layers; in training, stochastic depth acts.
-
-    Returns:
-      [B, N, D] as x, and {'block_i': [B, N, D]}, empty if not per_layer.
+    Returns [B, N, D] as x, and {'block_i': [B, N, D]}, empty if not per_layer.
     """
-    x, rates = keep_rows(x), None
+    x, rates = dense.keep_rows(x), None
     if training and model.stochastic_depth:
       ends = model.stochastic_depth
       first, last = (0.0, ends) if isinstance(ends, int | float) else ends
@@ -285,7 +271,7 @@ class Layers:
         x, output = apply(block, x, None if rates is None else rates[i], shared)
         outputs.append(output)
     kept = range(model.depth * per_layer)
-    return keep_batch_split(x), {f'block_{i}': outputs[i] for i in kept}
+    return dense.keep_batch_split(x), {f'block_{i}': outputs[i] for i in kept}
 
 
 class Classifier(nn.Module):
@@ -379,7 +365,7 @@ class VisionTransformer(Classifier):
   pooling: Pooling = ClassToken()
   head: Head = Head()
   num_classes: Natural | None = None
-  block: BlockOptions = BlockOptions()
+  block: dense.BlockOptions = dense.BlockOptions()
   dropout: Rate = 0.0
   stochastic_depth: StochasticDepth = 0.0
   dtype: Dtype = 'float32'

@@ -100,7 +100,6 @@ class CrossEntropy(OfLogits):
     return loss, {'loss': loss, 'accuracy': jnp.mean(hits)}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class softmax_xent(CrossEntropy):
   """Softmax cross-entropy, the paper's loss for fine-tuning."""
 
@@ -143,7 +142,6 @@ class sigmoid_xent(CrossEntropy):
     return sigmoid_loss(logits, targets, weights)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class labels_xent(sigmoid_xent):
   """Sigmoid cross-entropy of several labels of an image.
 
@@ -158,7 +156,6 @@ class labels_xent(sigmoid_xent):
     return loss, {'loss': loss, 'exact_match': jnp.mean(right.all(axis=-1))}
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class squared_error(OfLogits):
   """Mean over numbers of ((output - label) / std)^2.
 
@@ -167,6 +164,7 @@ class squared_error(OfLogits):
 
   activation = 'identity'
   kinds: ClassVar[Kinds] = {'loss': LOSS}
+  of_errors: ClassVar[Any] = staticmethod(jnp.square)  # losses of errors / std
 
   def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
     moments = getattr(getattr(self.model, 'head', None), 'moments', ((0, 1),))
@@ -175,10 +173,6 @@ class squared_error(OfLogits):
     errors = jnp.where(known, logits - jnp.where(known, labels, 0), 0) / std
     loss = jnp.mean(self.of_errors(errors))
     return loss, {'loss': loss}
-
-  def of_errors(self, errors: jax.Array) -> jax.Array:
-    """Return the losses of errors, which are divided by std."""
-    return jnp.square(errors)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

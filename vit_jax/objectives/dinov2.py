@@ -134,9 +134,7 @@ class DinoV2(Dino):
     loss = jnp.sum(losses * weights.reshape(-1)[index]) / len(counts)
     return loss, centre
 
-  def pictures(
-    self, params: Params, batch: Batch, rng: jax.Array
-  ) -> dict[str, jax.Array]:
+  def pictures(self, params: Params, batch: Batch, rng: jax.Array) -> Any:
     """Return the views of 8 images, with the hidden patches in grey."""
     ((title, views),) = super().pictures(params, batch, rng).items()
     batch = self.prepare({k: x[:8] for k, x in batch.items()}, rng)

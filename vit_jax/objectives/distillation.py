@@ -149,12 +149,8 @@ class Distillation(OfFeatures, Around, Labelled):
     total = self.weight * loss
     if self.weight < 1:
       total += (1 - self.weight) * label_loss
-    return total, metrics | {
-      'loss': total,
-      'label_loss': label_loss,
-      'teacher_loss': loss,
-      'agreement': jnp.mean(same),
-    }
+    metrics |= {'loss': total, 'label_loss': label_loss, 'teacher_loss': loss}
+    return total, metrics | {'agreement': jnp.mean(same)}
 
   def of_teacher(self, logits: Array, targets: Array) -> jax.Array:
     """Return the loss of each example: logits of student and teacher -> [B]."""

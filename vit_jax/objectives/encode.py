@@ -35,13 +35,10 @@ def encode(
   views, images = images.shape[:-3], images.reshape(-1, *images.shape[-3:])
   if len(views) == 2:
     params = _fitted(model, params, images)
+  options = {'per_layer': False, 'train': rng is not None} | options
+  rngs = None if rng is None else {'dropout': rng}
   found = model.apply(
-    {'params': params},
-    images,
-    train=rng is not None,
-    rngs=None if rng is None else {'dropout': rng},
-    method='features',
-    **({'per_layer': False} | options),
+    {'params': params}, images, rngs=rngs, method='features', **options
   )
   return {k: x.reshape(*views, *x.shape[1:]) for k, x in found.items()}
 

@@ -142,13 +142,10 @@ class Mae(Objective):
     prefix = tokens.shape[1] - visible
     start = jnp.tile(jnp.arange(prefix), (len(rank), 1))
     sources = jnp.where(rank < visible, prefix + rank, -1)
-    found = encode(
-      self._decoder(images),
-      params['objective'],
-      tokens[:, None],
-      rng,
-      patch_sources=jnp.concatenate([start, sources], axis=1),
-    )['logits'][:, prefix:]
+    sources = jnp.concatenate([start, sources], axis=1)
+    decoder, params = self._decoder(images), params['objective']
+    found = encode(decoder, params, tokens[:, None], rng, patch_sources=sources)
+    found = found['logits'][:, prefix:]
     patches, mean, std = self.model.embedding.cut(images), 0.0, 1.0
     if self.normalize:
       mean = patches.mean(_PATCH, keepdims=True)

@@ -228,13 +228,9 @@ class MaskedPatches(Objective):
       )
     draw_all = jax.vmap(draw, in_axes=(0, None, None))
     corrupted, sources = draw_all(keys, num_patches, self.task.ratio)
-    outputs = encode(
-      self.model,
-      params,
-      self.preprocess(images),
-      dropout_rng,
-      patch_sources=sources,
-    )['logits']
+    seen = self.preprocess(images)
+    found = encode(self.model, params, seen, dropout_rng, patch_sources=sources)
+    outputs = found['logits']
     compared = self.target.compare(outputs, patches)
     weights = corrupted / jnp.sum(corrupted, axis=1, keepdims=True)
     return {

@@ -33,15 +33,7 @@ import jax.numpy as jnp
 from vit_jax.objectives.classification import soft_targets
 from vit_jax.objectives.wrapper import Wrapper
 from vit_jax.step import Context
-from vit_jax.types import (
-  Array,
-  Batch,
-  Fraction,
-  Outputs,
-  Params,
-  Positive,
-  UserError,
-)
+from vit_jax.types import Batch, Fraction, Outputs, Params, Positive, UserError
 
 
 class Blend(NamedTuple):
@@ -141,7 +133,7 @@ class Mixed(Wrapper):
     return {**batch, 'mixing': mixing}
 
   def __call__(
-    self, params: Params, batch: Batch, rng: Array, context: Context = Context()
+    self, params: Params, batch: Batch, rng: Any, context: Context = Context()
   ) -> Outputs:
     if 'mixing' not in batch:
       batch = self.prepare(batch, jax.random.fold_in(rng, 2**32 - 1))

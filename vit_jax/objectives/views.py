@@ -39,9 +39,7 @@ class OfViews(OfFeatures):
         found[name] = encode(self.model, seen.params, images, key, **more)
     return seen._replace(features=found)
 
-  def pictures(
-    self, params: Params, batch: Batch, rng: jax.Array
-  ) -> dict[str, jax.Array]:
+  def pictures(self, params: Params, batch: Batch, rng: jax.Array) -> Any:
     """Return the views of 8 images, a row each; small ones are enlarged."""
     dtype = batch['image'].dtype
     batch = self.prepare({k: x[:8] for k, x in batch.items()}, rng)

@@ -11,10 +11,6 @@ from vit_jax.step import Labelled, Objective, as_objective
 from vit_jax.types import MakeObjective, Outputs, Preprocess, UserError
 
 
-def _of_inner(name: str) -> Any:
-  return property(operator.attrgetter(f'inner.{name}'))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Around(Objective):
   """Base of objectives around `inner`, which `objective` makes.
@@ -27,18 +23,6 @@ class Around(Objective):
   preprocess: Preprocess
   objective: MakeObjective
   inner: Any = dataclasses.field(init=False)
-
-  activation = _of_inner('activation')
-  kinds = _of_inner('kinds')
-  teachers = _of_inner('teachers')
-  terms = _of_inner('terms')
-  whole_batch = _of_inner('whole_batch')
-  ema_weight = _of_inner('ema_weight')
-  init = _of_inner('init')
-  carried = _of_inner('carried')
-  prepare = _of_inner('prepare')
-  shown = _of_inner('shown')
-  pictures = _of_inner('pictures')
 
   def __post_init__(self) -> None:
     inner = self.objective(self.model, preprocess=self.preprocess)
@@ -55,7 +39,13 @@ class Around(Objective):
     return dataclasses.replace(self, objective=lambda *_, **__: inner)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+for _name in (
+  *('activation', 'kinds', 'teachers', 'terms', 'whole_batch', 'ema_weight'),
+  *('init', 'carried', 'prepare', 'shown', 'pictures'),
+):
+  setattr(Around, _name, property(operator.attrgetter(f'inner.{_name}')))
+
+
 class Wrapper(Around, Labelled):
   """Base of objectives of labels around another; a subclass changes a part."""
 

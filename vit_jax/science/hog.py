@@ -25,12 +25,7 @@ class Hog:
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     from skimage import feature  # of an extra
 
-    found = feature.hog(
-      image,
-      pixels_per_cell=(self.cell, self.cell),
-      cells_per_block=(2, 2),
-      feature_vector=False,
-      channel_axis=-1,
-    )
+    sizes = {'pixels_per_cell': (self.cell,) * 2, 'cells_per_block': (2, 2)}
+    found = feature.hog(image, **sizes, feature_vector=False, channel_axis=-1)
     rows = found.reshape(*found.shape[:2], -1)
     return np.rint(510 * np.minimum(rows, 0.5)).astype(np.uint8)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models.vit import PatchEmbedding
+from vit_jax.models.vit import Embedded, PatchEmbedding
 from vit_jax.types import Count, Size
 
 
@@ -20,9 +20,7 @@ class FrozenTokens(PatchEmbedding):
   patch_size: Size = 1
   vocabulary: Count = 128
 
-  def __call__(
-    self, module: nn.Module, images: jax.Array
-  ) -> tuple[dict[str, jax.Array], tuple[int, int]]:
+  def __call__(self, module: nn.Module, images: jax.Array) -> Embedded:
     shape = self.vocabulary, module.width
     table = jax.random.normal(jax.random.key(0), shape, module.dtype)
     batch, height, width, _ = images.shape

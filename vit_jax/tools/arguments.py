@@ -64,14 +64,10 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
 
   `changes` are other arguments of `pretrained.fit`; None leaves one out.
   """
-  weights = formats.read(
-    args.weights,
-    step=args.step,
-    ema=_EMA[args.ema],
-    trust=tuple(args.trust),
-    use_size=args.image_size,
-    **_fields(args.set, args.trust),
-  )
+  options = {'use_size': args.image_size, 'step': args.step}
+  options |= {'ema': _EMA[args.ema], 'trust': tuple(args.trust)}
+  fields = _fields(args.set, args.trust)
+  weights = formats.read(args.weights, **options, **fields)
   changes |= {'image_size': args.image_size}
   if given := {name: x for name, x in changes.items() if x is not None}:
     weights, report = pretrained.fit(weights, **given)

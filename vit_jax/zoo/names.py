@@ -168,20 +168,14 @@ def _vit5(size, height, width=None):
   learned = {'target': 'vit_jax.models.posemb.Learned', 'prefix': False}
   gelu = {'target': 'vit_jax.models.dense.Gelu', 'form': 'exact'}
   rotary = {'target': f'{ROTARY}.RotaryAxial', 'registers': 100.0}
+  block = {'target': BLOCK, 'norm': 'rms', 'qk_norm': True, 'mlp': gelu}
+  block |= {'layerscale_init': 1e-4, 'biases': ('out', 'mlp')}
   found = _vit(size, height, width)
   return found | {
     'embedding': found['embedding'] | {'init_std': 0.02},
     'pooling': {'target': f'{POOLING}.ClassToken', 'num_registers': 4},
     'posemb': rotary | {'learned': learned},
-    'block': {
-      'target': BLOCK,
-      'norm': 'rms',
-      'qk_norm': True,
-      'layerscale_init': 1e-4,
-      'mlp': gelu,
-      'biases': ('out', 'mlp'),
-      'init_std': 0.02,
-    },
+    'block': block | {'init_std': 0.02},
     'head': {'target': 'vit_jax.models.pooling.Head', 'init_std': 0.02},
   }
 

@@ -15,7 +15,6 @@ Shapes: B examples, N tokens, R = B * N, D wide, M hidden units, h heads.
 """
 
 import collections
-import dataclasses
 import functools
 from typing import Any
 
@@ -47,7 +46,6 @@ def with_kernels(model: Any) -> Any:
   return model.clone(layers=KernelLayers(), attention='pallas')
 
 
-@dataclasses.dataclass(frozen=True)
 class KernelLayers(Layers):
   """Layers of kernels, whose tokens fill whole registers of 8 each."""
 
@@ -104,15 +102,10 @@ class KernelBlock(Block):
     q, k, v = (y.reshape(*x.shape[:2], self.num_heads, -1) for y in qkv)
     y = attention(q, k, v, implementation='pallas', lengths=lengths)
     arrays = [x, y.reshape(x.shape)]
+    out, norm = attn['out'], params['norm2']
     last = _Finish(
-      wo=attn['out']['kernel'].reshape(square),
-      w1=fc1['kernel'],
-      w2=fc2['kernel'],
-      scale=params['norm2']['scale'],
-      shift=params['norm2']['bias'],
-      bo=attn['out']['bias'],
-      b1=fc1['bias'],
-      b2=fc2['bias'],
+      *(out['kernel'].reshape(square), fc1['kernel'], fc2['kernel']),
+      *(norm['scale'], norm['bias'], out['bias'], fc1['bias'], fc2['bias']),
     )
     (y,) = _sharded(functools.partial(_finish, epsilon), arrays, last)
     return y
@@ -172,14 +165,9 @@ def _project_saved(epsilon, x, params):
 
 def _project_gradients(epsilon, saved, gradients):
   x, params = saved
-  (dx,), sums = _call(
-    _project_backward,
-    epsilon,
-    [x, *gradients],
-    params._replace(bq=None, bk=None, bv=None),
-    [x],
-    [*map(_dense, params[:3]), _float32(8, x.shape[1])],
-  )
+  rows, kernels = [x, *gradients], params._replace(bq=None, bk=None, bv=None)
+  sums = [*map(_dense, params[:3]), _float32(8, x.shape[1])]
+  (dx,), sums = _call(_project_backward, epsilon, rows, kernels, [x], sums)
   *dense, vectors = sums
   kernels, biases = zip(*((w, b[0]) for w, b in dense))
   return dx, _Project(*kernels, vectors[0], vectors[1], *biases)
@@ -202,17 +190,12 @@ def _finish_saved(epsilon, x, y, params):
 
 def _finish_gradients(epsilon, saved, gradients):
   x, y, hidden, params = saved
-  (dx, dy), sums = _call(
-    _mlp_backward,
-    epsilon,
-    [x, y, *gradients, hidden],
-    params._replace(b1=None, b2=None),
-    [x, y],
-    [
-      *(_dense(params.wo), _dense(params.w1)),
-      *(_float32(*params.w1.shape), _float32(8, x.shape[1])),
-    ],
-  )
+  rows, others = [x, y, *gradients, hidden], params._replace(b1=None, b2=None)
+  sums = [
+    *(_dense(params.wo), _dense(params.w1)),
+    *(_float32(*params.w1.shape), _float32(8, x.shape[1])),
+  ]
+  (dx, dy), sums = _call(_mlp_backward, epsilon, rows, others, [x, y], sums)
   (wo, bo), (w1, b1), w2, vectors = sums
   biases = bo[0], b1[0], vectors[2]
   return dx, dy, _Finish(wo, w1, w2.T, vectors[0], vectors[1], *biases)

@@ -26,13 +26,9 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   cycles = counted.cycles and counted.cycles + kernels
   memory = compiled.memory_analysis()
   # Outputs that reuse the memory of donated arguments are part of both.
-  total = (
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    - memory.alias_size_in_bytes
-    + memory.temp_size_in_bytes
-    + memory.generated_code_size_in_bytes
-  ) / GIB
+  parts = 'argument', 'output', 'temp', 'generated_code'
+  total = sum(getattr(memory, f'{part}_size_in_bytes') for part in parts)
+  total = (total - memory.alias_size_in_bytes) / GIB
   found = {
     'donated_gib': memory.alias_size_in_bytes / GIB,
     'temporaries_gib': memory.temp_size_in_bytes / GIB,
@@ -48,6 +44,10 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   }
   if chip is None:
     return found
+
+  def mfu(seconds):
+    return row['model_tflop'] * 1e12 / seconds / chip.peak_flops
+
   # A device sends each byte at least once, of a sum twice.
   sent = counted.collectives.total() + counted.collectives['all-reduce']
   found['collectives_ms'] = sent / chip.links_gb_s / 1e6
@@ -56,7 +56,7 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
     found |= {
       'step_ms': seconds * 1e3,
       'images_per_s': row['batch_size'] / seconds,
-      'mfu': row['model_tflop'] * 1e12 / seconds / chip.peak_flops,
+      'mfu': mfu(seconds),
     }
     if counted.network and chip.network_gb_s:
       found |= network(counted.network, row['slices'], chip, seconds * 1e3)
@@ -66,9 +66,7 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
     ranked = least.seconds.most_common()
     found |= {
       'roofline_ms': seconds * 1e3,
-      'mfu_at_roofline': (
-        row['model_tflop'] * 1e12 / seconds / chip.peak_flops
-      ),
+      'mfu_at_roofline': mfu(seconds),
       'kernels': least.kernels,
       'kernels_without_flops': least.without_flops,
       'operations': [[*where, 1e6 * s] for where, s in ranked],
