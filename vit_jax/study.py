@@ -60,7 +60,6 @@ def study(
   `best_of` and reports, and missing data, are errors before the first run.
 
   Args:
-    runs: {name: config}.
     order: names of the runs in order; None: alphabetical, as in a ConfigDict.
     report: objects with __call__(results), which writes about the runs that are
       done, and check(results), which raises ValueError if no run can fill it.
@@ -69,7 +68,6 @@ def study(
     discard: regular expression of runs whose checkpoints are deleted when done.
     writers: more writers of metrics, see `train`, of each run that has none.
     member: name or number of the only run to do, for job arrays.
-    report_only: do no run.
     provenance: as in `train`; its allow_changes are 'KEY' for all runs, or
       'runs.NAME.KEY' for one.
     dry_run: make dry runs. A run that builds on another still to do starts from

@@ -77,8 +77,7 @@ def make(
 def by_names(factory: Any, weights: Any) -> Any:
   """Return a factory whose data have the classes or columns of weights.
 
-  Raises:
-    UserError: if their labels are of another kind.
+  UserError if their labels are of another kind.
   """
   given = getattr(factory, 'keywords', {})
   data, names = given.get('data'), weights.class_names

@@ -31,7 +31,6 @@ class Schedule:
     cooldown: linear ramp to zero at the end; 50,000 steps in "Scaling ViT".
     end_lr: final rate of 'linear' and cosines. The paper's released code ends
       'linear' at 1e-5, big_vision at 0.
-    timescale: time scale in steps for decay='rsqrt'.
     milestones: where decay='step' lowers the rate, as fractions of the whole
       training with warm-up; (1/3, 2/3, 8/9) is epochs 30, 60 and 80 of 90.
   """

@@ -47,7 +47,6 @@ class Fractals:
   Attributes:
     images_per_class: 1,000 is FractalDB's grid.
     image_size: side in pixels, at least 8.
-    seed: use another seed for other classes.
     spread: None, or width of the uniform distribution of what is added to all
       parameters of one fractal: class k is its perturbation k ("Scaling
       Backwards", Nakamura et al., 2024).
