@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax import types
 from vit_jax.data.images import Colours
 from vit_jax.data.targets import Classes
 from vit_jax.data.transforms import (
@@ -28,30 +29,19 @@ from vit_jax.models import flexi
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
 from vit_jax.models.vit import as_pair
-from vit_jax.types import (
-  ComputedSize,
-  Count,
-  Decode,
-  Model,
-  Params,
-  PathLike,
-  Preprocess,
-  Size,
-  UserError,
-)
 from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.bundle import Weights, build
 from vit_jax.weights.surgery import InitFrom
 
 
 def load(
-  path: PathLike,
+  path: types.PathLike,
   *,
-  image_size: Size | None = None,
+  image_size: types.Size | None = None,
   num_classes: int | None = None,
   report: Callable[[str], Any] | None = print,
   **options: Any,
-) -> tuple[Model, Params]:
+) -> tuple[types.Model, types.Params]:
   """Return the model and the parameters of a weights file or a workdir.
 
   The model takes the output of `formats.read(path).preprocess` and returns
@@ -84,9 +74,9 @@ def load(
 def fit(
   weights: Weights,
   *,
-  image_size: Size | None = None,
+  image_size: types.Size | None = None,
   num_classes: int | None = None,
-  patch_size: Size | None = None,
+  patch_size: types.Size | None = None,
   in_chans: int | None = None,
   head: Literal['keep', 'reset'] = 'keep',
 ) -> tuple[Weights, str]:
@@ -139,7 +129,7 @@ def fit(
 
 def from_weights(
   init_from: InitFrom | None, keep_aspect: bool = False, **fields: Any
-) -> Model:
+) -> types.Model:
   """Return the model of weights as it is fine-tuned.
 
   By default there is no dropout, no stochastic depth and no remat; the head has
@@ -174,7 +164,7 @@ def from_weights(
   return bundle.replace(bundle.replace(model, **changes), **fields)
 
 
-def finetuning_size(init_from: InitFrom | None) -> ComputedSize:
+def finetuning_size(init_from: InitFrom | None) -> types.ComputedSize:
   """Return the image size (H, W) at which weights are fine-tuned by default.
 
   Weights of 224 px get 384 px, and 518 px with patches of 14, as in the paper.
@@ -203,7 +193,9 @@ def transforms(init_from: InitFrom | None) -> tuple[Transform, ...]:
 
 
 def keep_aspect(
-  init_from: InitFrom | None, max_patches: Count, area: Bounds | None = None
+  init_from: InitFrom | None,
+  max_patches: types.Count,
+  area: Bounds | None = None,
 ) -> tuple[Transform, ...]:
   """Return KeepAspect for these weights; with `area`, after random flips."""
   keep: Any
@@ -216,12 +208,12 @@ def interpolation(init_from: InitFrom | None) -> Interpolation:
   return antialiased(transforms(init_from))
 
 
-def preprocess(init_from: InitFrom | None) -> Preprocess:
+def preprocess(init_from: InitFrom | None) -> types.Preprocess:
   """Return the function that converts uint8 images for these weights."""
   return _describe(init_from).preprocess
 
 
-def decode(init_from: InitFrom | None) -> Decode | None:
+def decode(init_from: InitFrom | None) -> types.Decode | None:
   """Return what decodes rasters for these weights; None: files of colours."""
   if init_from is None or init_from.path is None:  # another part says it
     return None
@@ -231,7 +223,7 @@ def decode(init_from: InitFrom | None) -> Decode | None:
 
 def _describe(init_from):
   if init_from is None:
-    raise UserError(
+    raise types.UserError(
       'The model is taken from init_from, which is None. Set '
       '--config.init_from.path=PATH, or name a model in the argument of the '
       'config, such as B/16.'

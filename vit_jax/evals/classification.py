@@ -7,25 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import types
 from vit_jax.data import subsets
 from vit_jax.evals.collect import COUNTS, SplitEvaluator, means
 from vit_jax.models.vit import grid_of
 from vit_jax.objectives import classification
 from vit_jax.reports.confusion import Predictions
 from vit_jax.reports.results import wilson
-from vit_jax.types import (
-  ACCURACY,
-  DETAIL,
-  LOSS,
-  RATE,
-  Batch,
-  Kind,
-  Kinds,
-  Params,
-  UserError,
-)
 
-BOUND = Kind('%', group='')
+BOUND = types.Kind('%', group='')
 _RATES = 'accuracy', 'top5_accuracy'  # fractions of examples
 _MEANS = (*_RATES, 'loss')
 _LOG_P = {'softmax': jax.nn.log_softmax, 'sigmoid': jax.nn.log_sigmoid}
@@ -63,7 +53,7 @@ class Classification(SplitEvaluator):
     wanted = self.model.num_classes
     found = getattr(self.data.source, 'num_classes', None) or wanted
     if not self.same_classes and found != wanted:
-      raise UserError(
+      raise types.UserError(
         f'The data has {found} classes and the model {wanted}, so their class '
         f'numbers cannot agree. Use a model with {found} classes.'
       )
@@ -76,20 +66,22 @@ class Classification(SplitEvaluator):
       self._classes = np.unique(occur)
     self.predictions: Predictions | None = None
 
-  metrics: ClassVar[Kinds] = {
-    'accuracy': ACCURACY,
-    'top5_accuracy': RATE,
-    'loss': LOSS,
-    'ece': LOSS,
-    'mean_per_class_accuracy': ACCURACY,
-    'majority_accuracy': Kind('%', main=True, group=''),
-    'class_accuracy/': dataclasses.replace(RATE, detail=True),
+  metrics: ClassVar[types.Kinds] = {
+    'accuracy': types.ACCURACY,
+    'top5_accuracy': types.RATE,
+    'loss': types.LOSS,
+    'ece': types.LOSS,
+    'mean_per_class_accuracy': types.ACCURACY,
+    'majority_accuracy': types.Kind('%', main=True, group=''),
+    'class_accuracy/': dataclasses.replace(types.RATE, detail=True),
     **{f'{name}_{end}': BOUND for name in _RATES for end in ('low', 'high')},
     **COUNTS,
-    'num_unlabelled': DETAIL,
+    'num_unlabelled': types.DETAIL,
   }
 
-  def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+  def measure(
+    self, params: types.Params, batch: types.Batch
+  ) -> dict[str, jax.Array]:
     images, labels = batch['image'], batch['label']
     logits = self._logits(params, images, **grid_of(self.model, batch))
     if self.flip:
@@ -120,13 +112,13 @@ class Classification(SplitEvaluator):
     images = self.preprocess(images)
     logits = self.model.apply({'params': params}, images, **grid)
     if logits.ndim != 2:
-      raise UserError(
+      raise types.UserError(
         f'The model has logits of shape {logits.shape}; expected one row for '
         'each image. A model of masked patches has no classes: fine-tune it.'
       )
     return logits
 
-  def run(self, params: Params) -> dict[str, float]:
+  def run(self, params: types.Params) -> dict[str, float]:
     """Return {metric: float}.
 
     mean_per_class_accuracy: over the classes that occur (class numbers). It

@@ -11,19 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax import types
 from vit_jax.evals.frozen import Linear, Split, moments
-from vit_jax.types import (
-  ACCURACY,
-  DETAIL,
-  RATE,
-  Count,
-  Kind,
-  Kinds,
-  Natural,
-  Positive,
-  Seed,
-  UserError,
-)
 
 # A constant feature, so large that its weight is hardly penalised.
 _BIAS = 100.0
@@ -43,27 +32,27 @@ class FewShot:
       big_vision does; False raises an error.
   """
 
-  shots: Sequence[Count] = (1, 5, 10, 25)
-  seeds: Sequence[Seed] = (0, 1, 2)
-  l2: Sequence[Positive] = (2.0**10,)
-  held_out_shots: Natural = 0
+  shots: Sequence[types.Count] = (1, 5, 10, 25)
+  seeds: Sequence[types.Seed] = (0, 1, 2)
+  l2: Sequence[types.Positive] = (2.0**10,)
+  held_out_shots: types.Natural = 0
   allow_fewer: bool = False
 
   def __post_init__(self) -> None:
     if len(self.l2) > 1 and not self.held_out_shots:
-      raise UserError(
+      raise types.UserError(
         f'l2={self.l2} needs examples to choose a strength on. Give one l2, or '
         'set held_out_shots.'
       )
 
   @property
-  def metrics(self) -> Kinds:
-    detail = dataclasses.replace(RATE, detail=True)
-    found: dict[str, Kind] = {}
+  def metrics(self) -> types.Kinds:
+    detail = dataclasses.replace(types.RATE, detail=True)
+    found: dict[str, types.Kind] = {}
     for name in (f'{shots}shot' for shots in self.shots):
-      found |= {name: ACCURACY, f'{name}_std': Kind('%', group='')}
+      found |= {name: types.ACCURACY, f'{name}_std': types.Kind('%', group='')}
       found |= {f'{name}_seed{x}': detail for x in self.seeds}
-      found |= {f'{name}_l2_seed{x}': DETAIL for x in self.seeds}
+      found |= {f'{name}_l2_seed{x}': types.DETAIL for x in self.seeds}
     return found
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
@@ -103,7 +92,7 @@ class FewShot:
     for label in np.unique(labels):
       rows = np.flatnonzero(labels == label)
       if len(rows) < count and not self.allow_fewer:
-        raise UserError(
+        raise types.UserError(
           f'{count} shots (including held-out ones), but class {label} has '
           f'{len(rows)} training examples. Use fewer shots or a larger split, '
           'or set allow_fewer=True.'

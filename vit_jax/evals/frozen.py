@@ -24,19 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import types
 from vit_jax.data import subsets
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
 from vit_jax.models.vit import grid_of
-from vit_jax.types import (
-  Count,
-  Kind,
-  Kinds,
-  Params,
-  Preprocess,
-  Seed,
-  UserError,
-)
 
 # Outputs of `model.features` that are one vector for each image.
 _ONE_PER_IMAGE = ('pooled', 'pre_logits', 'logits')
@@ -61,7 +53,7 @@ class Frozen:
 
   model: Any
   _: dataclasses.KW_ONLY
-  preprocess: Preprocess
+  preprocess: types.Preprocess
   mesh: jax.sharding.Mesh
   data: Mapping[str, Mapping[str, Data]]
   readouts: Mapping[str, Any]
@@ -72,7 +64,7 @@ class Frozen:
   def __post_init__(self) -> None:
     for name, splits in self.data.items():
       if {*splits, 'val'} != {'train', 'test', 'val'}:
-        raise UserError(
+        raise types.UserError(
           f'data.{name} has splits {sorted(splits)}. It needs train and test, '
           'and may have val to choose hyperparameters on.'
         )
@@ -99,7 +91,7 @@ class Frozen:
     if [*names] != ['pixels']:
       out |= self.model.apply({'params': params}, x, **grid, method='features')
     if missing := [name for name in names if name not in out]:
-      raise UserError(
+      raise types.UserError(
         f'features={missing[0]!r} must be one of {sorted(out)} (the outputs of '
         "this model, and 'pixels')."
       )
@@ -121,16 +113,17 @@ class Frozen:
       yield x.reshape(len(x), -1)
 
   @property
-  def metrics(self) -> Kinds:
+  def metrics(self) -> types.Kinds:
     names = [*self.data, *(['mean'] if len(self.data) > 1 else [])]
+    other = {'': types.Kind()}
     return {
       f'{name}/{key}/{metric}': kind
       for name in names
       for key, readout in self.readouts.items()
-      for metric, kind in getattr(readout, 'metrics', {'': Kind()}).items()
+      for metric, kind in getattr(readout, 'metrics', other).items()
     }
 
-  def check(self, params: Params) -> None:
+  def check(self, params: types.Params) -> None:
     """Raise ValueError if images, features or labels cannot work."""
     for collector in self._collectors.values():
       collector.check(params)
@@ -140,9 +133,9 @@ class Frozen:
         try:
           readout.check(labels)
         except ValueError as error:
-          raise UserError(f'{name}/{key}: {error}') from error
+          raise types.UserError(f'{name}/{key}: {error}') from error
 
-  def run(self, params: Params) -> dict[str, float]:
+  def run(self, params: types.Params) -> dict[str, float]:
     """Return {'{data}/{readout}/{metric}': float}.
 
     'mean/{readout}/{metric}' is the mean over several data sets.
@@ -184,11 +177,11 @@ class Few:
   """A readout of `per_class` examples of each class, as of `subsets.Subset`."""
 
   readout: Any
-  per_class: Count
-  seed: Seed = 0
+  per_class: types.Count
+  seed: types.Seed = 0
 
   @property
-  def metrics(self) -> Kinds:
+  def metrics(self) -> types.Kinds:
     return self.readout.metrics
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:

@@ -12,31 +12,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import types
 from vit_jax.models.vit import Classifier, grid_of
 from vit_jax.objectives.encode import encode
 from vit_jax.step import Labelled, OfFeatures, Seen, Terms
-from vit_jax.types import (
-  LOSS,
-  RATE,
-  Array,
-  Kinds,
-  Model,
-  NonNegative,
-  OfSource,
-  Outputs,
-  Positive,
-  Preprocess,
-  Rate,
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfLogits(OfFeatures, Labelled):
   """Base of losses of the logits and labels [B] or [B, K] of images."""
 
-  model: Model  # has apply({'params': p}, images, train=True, rngs=...)
+  model: types.Model  # has apply({'params': p}, images, train=True, rngs=...)
   _: dataclasses.KW_ONLY
-  preprocess: Preprocess
+  preprocess: types.Preprocess
   terms: Terms = dataclasses.field(default_factory=dict)
 
   for_grids = True
@@ -53,7 +41,7 @@ class OfLogits(OfFeatures, Labelled):
       found = {'logits': logits}
     return seen._replace(features={'image': found})
 
-  def loss(self, seen: Seen) -> Outputs:
+  def loss(self, seen: Seen) -> types.Outputs:
     logits = seen.features['image']['logits']
     return self.compare(logits, jnp.asarray(seen.batch['label']))
 
@@ -74,8 +62,8 @@ class CrossEntropy(OfLogits):
       vector. The evaluators' loss has none. See `data.balance.class_weights`.
   """
 
-  label_smoothing: Rate = 0.0
-  class_weights: Sequence[NonNegative] | OfSource | None = None
+  label_smoothing: types.Rate = 0.0
+  class_weights: Sequence[types.NonNegative] | types.OfSource | None = None
 
   mean_over_classes = False
 
@@ -124,9 +112,9 @@ class sigmoid_xent(CrossEntropy):
       pos_weight. See `data.balance.positive_weights`.
   """
 
-  threshold: Rate | None = None
+  threshold: types.Rate | None = None
   mean_over_classes: bool = False
-  positive_weights: Sequence[NonNegative] | OfSource | None = None
+  positive_weights: Sequence[types.NonNegative] | types.OfSource | None = None
 
   activation = 'sigmoid'
 
@@ -148,7 +136,7 @@ class labels_xent(sigmoid_xent):
   The metric 'exact_match' is the fraction of images without a wrong label.
   """
 
-  kinds: ClassVar[Kinds] = {'loss': LOSS, 'exact_match': RATE}
+  kinds: ClassVar[types.Kinds] = {'loss': types.LOSS, 'exact_match': types.RATE}
 
   def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
     loss, _ = super().compare(logits, labels)
@@ -163,7 +151,7 @@ class squared_error(OfLogits):
   """
 
   activation = 'identity'
-  kinds: ClassVar[Kinds] = {'loss': LOSS}
+  kinds: ClassVar[types.Kinds] = {'loss': types.LOSS}
   of_errors: ClassVar[Any] = staticmethod(jnp.square)  # losses of errors / std
 
   def compare(self, logits: jax.Array, labels: jax.Array) -> Any:
@@ -179,14 +167,14 @@ class squared_error(OfLogits):
 class huber(squared_error):
   """Mean of e^2 / 2, linear above delta, of e = |output - label| / std."""
 
-  delta: Positive = 1.0
+  delta: types.Positive = 1.0
 
   def of_errors(self, errors: jax.Array) -> jax.Array:
     return optax.huber_loss(errors, delta=self.delta)
 
 
 def sigmoid_loss(
-  logits: Array, targets: Array, positive_weights: Array | float = 1.0
+  logits: types.Array, targets: types.Array, positive_weights: Any = 1.0
 ) -> jax.Array:
   """Return the loss of each example, summed over its known labels: -> [B]."""
   on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
@@ -199,7 +187,7 @@ LOSSES = {'softmax': optax.softmax_cross_entropy, 'sigmoid': sigmoid_loss}
 
 
 def soft_targets(
-  labels: Array, num_classes: int, label_smoothing: float = 0.0
+  labels: types.Array, num_classes: int, label_smoothing: float = 0.0
 ) -> jax.Array:
   """Return float32 targets [B, K] of labels int [B] or float [B, K]."""
   labels = jnp.asarray(labels)

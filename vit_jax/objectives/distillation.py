@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import types
 from vit_jax.data.targets import Classes
 from vit_jax.durations import Timeline
 from vit_jax.models.vit import grid_of
@@ -25,18 +26,6 @@ from vit_jax.objectives.classification import CrossEntropy, softmax_xent
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.objectives.wrapper import Around
 from vit_jax.step import Labelled, OfFeatures, Seen
-from vit_jax.types import (
-  RATE,
-  Array,
-  Batch,
-  Fraction,
-  Kinds,
-  MakeObjective,
-  Outputs,
-  Params,
-  Positive,
-  UserError,
-)
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,12 +44,12 @@ class Teacher(FrozenTeacher):
     made = super().open(student, choose)
     classes, targets = made.model.num_classes, made.weights.targets
     if not isinstance(targets, Classes):
-      raise UserError(
+      raise types.UserError(
         f'The teacher {self.path} has learned {type(targets).__name__}, see '
         'vit_jax/data/targets.py. Distillation is for Classes and Grades.'
       )
     if not classes or classes != student.num_classes:
-      raise UserError(
+      raise types.UserError(
         f'The teacher {self.path} has {classes or "no"} classes, the student '
         f'{student.num_classes}. Use a teacher that was fine-tuned on the data '
         'of the student.'
@@ -68,7 +57,7 @@ class Teacher(FrozenTeacher):
     names = None if self.same_classes else made.weights.class_names
     return made.opened(class_names=names)
 
-  def __call__(self, params: Params, batch: Batch) -> jax.Array:
+  def __call__(self, params: types.Params, batch: types.Batch) -> jax.Array:
     """Return float32 logits [B, K] of a batch, whose images are in 0..255."""
     grid = grid_of(self.model, batch)
     images = self.convert(batch['image'], resize=not grid)
@@ -92,34 +81,33 @@ class Distillation(OfFeatures, Around, Labelled):
     kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
       summed over classes, times temperature^2; 'hard': the softmax
       cross-entropy of the teacher's most probable class.
-    weight: weight of the teacher's loss; the label loss has 1 - weight.
   """
 
   teacher: Teacher
-  objective: MakeObjective = softmax_xent
+  objective: types.MakeObjective = softmax_xent
   kind: Literal['soft', 'hard'] = 'soft'
-  temperature: Positive = 1.0
-  weight: Fraction = 1.0
+  temperature: types.Positive = 1.0
+  weight: types.Fraction = 1.0
 
   for_grids = True
-  kinds: ClassVar[Kinds] = {**Labelled.kinds, 'agreement': RATE}
+  kinds: ClassVar[types.Kinds] = {**Labelled.kinds, 'agreement': types.RATE}
   teachers = property(lambda self: {'teacher': self.teacher})  # type: ignore
 
   def __post_init__(self) -> None:
     super().__post_init__()
     if not isinstance(self.inner, CrossEntropy):
-      raise UserError(
+      raise types.UserError(
         'Distillation can only wrap softmax_xent or sigmoid_xent. Wrap it in '
         'others: Mixed(objective=Distillation(objective=softmax_xent)).'
       )
     if self.kind == 'hard' and self.temperature != 1:
-      raise UserError(
+      raise types.UserError(
         f"temperature={self.temperature} has no effect on kind='hard'. Leave "
         'it out.'
       )
     pooling = getattr(self.model, 'pooling', None)
     if self.weight == 1 and getattr(pooling, 'distillation_token', False):
-      raise UserError(
+      raise types.UserError(
         'With DistillationToken, weight=1 does not train the head of the class '
         'token, half of the prediction. Use a smaller weight, such as 0.5.'
       )
@@ -137,7 +125,7 @@ class Distillation(OfFeatures, Around, Labelled):
   def encode(self, seen: Seen) -> Seen:
     return self.inner.encode(seen, whole=True)
 
-  def loss(self, seen: Seen) -> Outputs:
+  def loss(self, seen: Seen) -> types.Outputs:
     found = seen.features['image']
     logits = found.get('class_logits', found['logits'])
     logits_for_teacher = found.get('distillation_logits', found['logits'])
@@ -152,7 +140,7 @@ class Distillation(OfFeatures, Around, Labelled):
     metrics |= {'loss': total, 'label_loss': label_loss, 'teacher_loss': loss}
     return total, metrics | {'agreement': jnp.mean(same)}
 
-  def of_teacher(self, logits: Array, targets: Array) -> jax.Array:
+  def of_teacher(self, logits: types.Array, targets: types.Array) -> jax.Array:
     """Return the loss of each example: logits of student and teacher -> [B]."""
     if self.kind == 'hard':
       hard = jax.nn.one_hot(jnp.argmax(targets, axis=-1), targets.shape[-1])

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import types
 from vit_jax.durations import Timeline
 from vit_jax.models import resample
 from vit_jax.objectives.colours import Colour, Views
@@ -24,19 +25,9 @@ from vit_jax.objectives.encode import encode, summarize
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.objectives.views import OfViews
 from vit_jax.step import Seen
-from vit_jax.types import (
-  LOSS,
-  Batch,
-  Expect,
-  Kinds,
-  NonNegative,
-  Outputs,
-  Params,
-  Positive,
-)
 
 # One feature is always the most similar one: its loss is 0.
-Length = Annotated[int, Expect(lambda n: n >= 2, 'at least 2')]
+Length = Annotated[int, types.Expect(lambda n: n >= 2, 'at least 2')]
 Features = tuple[jax.Array, jax.Array]  # [B, D] of images, [B, ., ., D] patches
 
 
@@ -56,21 +47,19 @@ class FeatureDistillation(OfViews):
   Attributes:
     views: colours of the one view of an image; by default those of v3, whose
       blur of at most 0.1 pixels changes nothing.
-    temperature: t above.
-    weight: weight of the local loss.
-    queue: Q; None: see `queue_length`.
+    temperature, queue: t and Q above; None: see `queue_length`.
   """
 
   _: dataclasses.KW_ONLY
   teacher: FrozenTeacher
   views: Views = Views((Colour(blur=0.0),))
-  temperature: Positive = 0.07
-  weight: NonNegative = 1.0
+  temperature: types.Positive = 0.07
+  weight: types.NonNegative = 1.0
   queue: Length | None = None
 
   whole_batch = True
-  kinds: ClassVar[Kinds] = dict.fromkeys(
-    ('loss', 'global_loss', 'local_loss'), LOSS
+  kinds: ClassVar[types.Kinds] = dict.fromkeys(
+    ('loss', 'global_loss', 'local_loss'), types.LOSS
   )
 
   teachers = property(lambda self: {'teacher': self.teacher})  # type: ignore
@@ -82,7 +71,7 @@ class FeatureDistillation(OfViews):
     teacher = self.teacher.open(self.model, choose)
     return dataclasses.replace(self, queue=queue, teacher=teacher)
 
-  def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> Params:
+  def init(self, rng: jax.Array, images: jax.ShapeDtypeStruct) -> types.Params:
     """Return the maps of images and of patches to the teacher's width."""
     make = jax.nn.initializers.truncated_normal(0.02)
     params: dict[str, Any] = {}
@@ -99,7 +88,7 @@ class FeatureDistillation(OfViews):
   def _teacher_widths(self):
     return _widths(self.teacher.model, self.teacher.images)
 
-  def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
+  def prepare(self, batch: types.Batch, rng: jax.Array) -> dict[str, Any]:
     """Change the colours of the images, then mix the whole batch."""
     of_views, of_order, of_weight = jax.random.split(rng, 3)
     batch = super().prepare(batch, of_views)
@@ -122,7 +111,7 @@ class FeatureDistillation(OfViews):
     targets = summarize(teacher.model, params, images)
     return student, jax.lax.stop_gradient(targets)
 
-  def loss(self, seen: Seen) -> Outputs:
+  def loss(self, seen: Seen) -> types.Outputs:
     student, teacher = self.features(seen)
     maps = seen.params['objective']
     image, patches = map(_project, student, (maps['image'], maps['patches']))

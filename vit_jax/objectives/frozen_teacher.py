@@ -9,20 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import tree
+from vit_jax import tree, types
 from vit_jax.data import transforms
 from vit_jax.models.vit import as_pair
 from vit_jax.parallel.sharding import Rules, annotate, infer
-from vit_jax.types import (
-  MACHINE,
-  Array,
-  FlatParams,
-  Params,
-  PathLike,
-  PyTree,
-  Size,
-  UserError,
-)
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.surgery import InitFrom
@@ -47,7 +37,7 @@ class FrozenModel:
     vars(made).update(attributes)
     return made
 
-  def read(self) -> FlatParams:
+  def read(self) -> types.FlatParams:
     """Return the parameters of the weights, {path: array}."""
     return surgery.read(self.init_from).params
 
@@ -55,7 +45,7 @@ class FrozenModel:
     """Return a hash of the parameters, which a resumed run compares."""
     return {'weights': tree.fingerprint(self.read())}
 
-  def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> PyTree:
+  def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> Any:
     """Return ShapeDtypeStructs of the parameters, with shardings.
 
     `rules` are for paths that begin with 'teacher/', see `sharding.infer`.
@@ -64,7 +54,7 @@ class FrozenModel:
     shapes = {'teacher': params['params']}
     return annotate(shapes, infer(shapes, rules, mesh))['teacher']
 
-  def load(self, mesh: Mesh, rules: Rules | None = None) -> Params:
+  def load(self, mesh: Mesh, rules: Rules | None = None) -> types.Params:
     """Return the parameters, sharded like `abstract_params`."""
     shapes, model = self.abstract_params(mesh, rules), self.model
     flat = tree.flatten(shapes)
@@ -92,9 +82,9 @@ class FrozenTeacher(FrozenModel):
       resized; None: those of the weights, such as 518 for DINOv2.
   """
 
-  path: Annotated[PathLike, MACHINE]  # the parameters are compared
+  path: Annotated[types.PathLike, types.MACHINE]  # the parameters are compared
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  image_size: Size | None = None
+  image_size: types.Size | None = None
 
   weights: ClassVar[Weights]  # without parameters
 
@@ -114,10 +104,10 @@ class FrozenTeacher(FrozenModel):
   def init_from(self) -> InitFrom:  # type: ignore[override]
     return InitFrom(self.path, head='keep')
 
-  def read(self) -> FlatParams:
+  def read(self) -> types.FlatParams:
     return formats.read(self.path, **self.options).params
 
-  def convert(self, images: Array, resize: bool = True) -> jax.Array:
+  def convert(self, images: types.Array, resize: bool = True) -> jax.Array:
     """Return the images that the teacher gets, from [B, H, W, C] in 0..255.
 
     The file says how they are normalised, and the interpolation that resizes
@@ -126,7 +116,7 @@ class FrozenTeacher(FrozenModel):
     x = self.weights.preprocess(images)
     shape = (len(x), *self.images.shape[1:])
     if x.shape[-1] != shape[-1]:
-      raise UserError(
+      raise types.UserError(
         f'The teacher {self.path} takes images of {shape[-1]} channels, and '
         f'these have {x.shape[-1]}. Set --config.data.source.channels, or use '
         'another teacher.'

@@ -24,27 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import tree
+from vit_jax import tree, types
 from vit_jax.durations import Duration, Timeline, fraction
 from vit_jax.kernels import Kernels, find
 from vit_jax.optim.schedules import Schedule
-from vit_jax.types import (
-  Count,
-  Dtype,
-  Fraction,
-  NonNegative,
-  Params,
-  PathRule,
-  Positive,
-  PyTree,
-  Rate,
-  Share,
-  UserError,
-)
 
 KERNELS = ('.*/kernel',)
 
-Multipliers = Sequence[tuple[PathRule, NonNegative]]  # ((path rule, factor),)
+# ((path rule, factor),)
+Multipliers = Sequence[tuple[types.PathRule, types.NonNegative]]
 
 Rule = Annotated[
   Callable[..., optax.GradientTransformation],
@@ -62,9 +50,9 @@ class LayerDecay:
   in the final norm, which has the factor `rate` there.
   """
 
-  rate: Share
+  rate: types.Share
 
-  def factors(self, params: Params) -> PyTree:
+  def factors(self, params: types.Params) -> types.PyTree:
     """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays."""
     flat = tree.flatten(params)
     blocks = {p: re.match(r'(?:.*/)?block_(\d+)/', p) for p in flat}
@@ -72,7 +60,7 @@ class LayerDecay:
     lengths = [len(x) for p, x in flat.items() if tree.is_stacked([p])]
     depth = max([*lengths, *(i + 1 for i in index.values())], default=0)
     if not depth:
-      raise UserError(
+      raise types.UserError(
         'optimizer.layer_decay: the model has no parameters of block_0, '
         'block_1, ... Leave it out.'
       )
@@ -116,19 +104,19 @@ class Optimizer:
   """
 
   rule: Rule = dataclasses.field(metadata={'rest': True})
-  clip_norm: Positive | None = None
-  decay_mask: Sequence[PathRule] = KERNELS
+  clip_norm: types.Positive | None = None
+  decay_mask: Sequence[types.PathRule] = KERNELS
   decay_multipliers: Multipliers = ()
-  final_weight_decay: NonNegative | None = None
+  final_weight_decay: types.NonNegative | None = None
   corrected_weight_decay: bool = False
-  freeze: Sequence[PathRule] = ()
+  freeze: Sequence[types.PathRule] = ()
   thaw: Duration | None = None
   lr_multipliers: Multipliers = ()
   layer_decay: LayerDecay | None = None
 
   def __call__(
     self,
-    params: Params,
+    params: types.Params,
     learning_rate: optax.ScalarOrSchedule,
     timeline: Timeline | None = None,
   ) -> optax.GradientTransformation:
@@ -141,12 +129,12 @@ class Optimizer:
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
     frozen = tree.mask(self.freeze, params)
     if all(jax.tree.leaves(frozen)):
-      raise UserError(
+      raise types.UserError(
         f'optimizer.freeze={tuple(self.freeze)} matches every parameter. Leave '
         "out those that are to be trained, as in '(?!head/).*'."
       )
     if self.thaw is not None and not self.freeze:
-      raise UserError(
+      raise types.UserError(
         f'optimizer.thaw={self.thaw} ends freeze, which is empty. Set '
         'optimizer.freeze to path rules, or leave thaw out.'
       )
@@ -180,7 +168,7 @@ class Optimizer:
       tree.check_rules_match(self.decay_mask, params, what=what)
       arguments['mask'] = tree.mask(self.decay_mask, params)
     elif arguments.get('weight_decay') or tuple(self.decay_mask) != KERNELS:
-      raise UserError(
+      raise types.UserError(
         f'{rule.__name__} has no parameter `mask`, so decay_mask and '
         'weight_decay cannot be used with it. Leave both unset.'
       )
@@ -240,10 +228,10 @@ def _scale_by(factors):
 def sgd(
   learning_rate: optax.ScalarOrSchedule,
   *,
-  momentum: Rate = 0.9,
-  accumulator_dtype: Dtype | None = None,
-  weight_decay: NonNegative = 0.0,
-  mask: PyTree = None,
+  momentum: types.Rate = 0.9,
+  accumulator_dtype: types.Dtype | None = None,
+  weight_decay: types.NonNegative = 0.0,
+  mask: types.PyTree = None,
 ) -> optax.GradientTransformation:
   """SGD with momentum, the paper's fine-tuning optimizer (section 4.1, B.1.1).
 
@@ -264,12 +252,12 @@ def sgd(
 def adafactor(
   learning_rate: optax.ScalarOrSchedule,
   *,
-  b1: Rate = 0.9,
-  b2: Rate = 0.999,
-  min_dim_size_to_factor: Count = 32,
-  mu_dtype: Dtype | None = 'bfloat16',
-  weight_decay: NonNegative = 0.0,
-  mask: PyTree = None,
+  b1: types.Rate = 0.9,
+  b2: types.Rate = 0.999,
+  min_dim_size_to_factor: types.Count = 32,
+  mu_dtype: types.Dtype | None = 'bfloat16',
+  weight_decay: types.NonNegative = 0.0,
+  mask: types.PyTree = None,
 ) -> optax.GradientTransformation:
   """Adafactor as "Scaling ViT" runs it: without scaling by parameter norms.
 
@@ -302,12 +290,12 @@ def adafactor(
 def lamb(
   learning_rate: optax.ScalarOrSchedule,
   *,
-  b1: Rate = 0.9,
-  b2: Rate = 0.999,
-  eps: Fraction = 1e-6,
-  mu_dtype: Dtype | None = None,
-  weight_decay: NonNegative = 0.0,
-  mask: PyTree = None,
+  b1: types.Rate = 0.9,
+  b2: types.Rate = 0.999,
+  eps: types.Fraction = 1e-6,
+  mu_dtype: types.Dtype | None = None,
+  weight_decay: types.NonNegative = 0.0,
+  mask: types.PyTree = None,
 ) -> optax.GradientTransformation:
   """LAMB, the optimizer of DeiT III: Adam with a trust ratio per parameter.
 
@@ -335,15 +323,15 @@ def lamb(
 def muon(
   learning_rate: optax.ScalarOrSchedule,
   *,
-  momentum: Rate = 0.95,
-  ns_steps: Count = 5,
-  consistent_rms: Positive | None = 0.2,
-  b1: Rate = 0.9,
-  b2: Rate = 0.999,
-  eps: Fraction = 1e-8,
-  mu_dtype: Dtype | None = None,
-  weight_decay: NonNegative = 0.0,
-  mask: PyTree = None,
+  momentum: types.Rate = 0.95,
+  ns_steps: types.Count = 5,
+  consistent_rms: types.Positive | None = 0.2,
+  b1: types.Rate = 0.9,
+  b2: types.Rate = 0.999,
+  eps: types.Fraction = 1e-8,
+  mu_dtype: types.Dtype | None = None,
+  weight_decay: types.NonNegative = 0.0,
+  mask: types.PyTree = None,
   kernels: Kernels = (),
 ) -> optax.GradientTransformation:
   """Muon for kernels, AdamW for all other parameters and the head.
@@ -391,7 +379,7 @@ def _matrix_axes(path, x, kernels=()):
   _, inputs, outputs = find(path, kernels)
   axes = tuple(range(int(tree.is_stacked([path])), x.ndim))
   if inputs and len(axes) != len(inputs) + len(outputs):
-    raise UserError(
+    raise types.UserError(
       f'muon: {path} has {len(axes)} axes. By its name, {[*inputs, *outputs]} '
       'are expected. Add a row with the names of its axes: optimizer.kernels='
       f'(({path.removesuffix("/kernel")!r}, INPUTS, OUTPUTS),)'
