@@ -194,11 +194,8 @@ def run(
 # Classes that a file of weights may name. Nothing else is imported for it,
 # because whoever wrote the file must not choose what runs here.
 TRUSTED_MODULES = (
-  'vit_jax.models.',
-  'vit_jax.science.',
-  'vit_jax.data.augment.',
-  'vit_jax.data.rasters.',
-  'vit_jax.data.targets.',
+  *('vit_jax.models.', 'vit_jax.science.', 'vit_jax.data.augment.'),
+  *('vit_jax.data.rasters.', 'vit_jax.data.targets.'),
   'vit_jax.data.transforms.',
 )
 TRUSTED = ('vit_jax.data.images.Colours', 'vit_jax.data.vtab.Scale')

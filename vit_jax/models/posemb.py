@@ -72,18 +72,15 @@ class PositionEmbedding:
     resize_method: method that resizes tables by default, see `resample.resize`.
     grid_tables: beginnings of the names of tables [..., gh, gw, D].
     for_grids: whether arguments `grid` and `layout.grid` may be Grids.
+    in_layers: whether the embedding acts in the layers.
   """
 
   grid_tables: ClassVar[tuple[str, ...]] = ()
   for_grids = False
+  in_layers = False
 
   _: dataclasses.KW_ONLY
   resize_method: resample.Method = 'paper'
-
-  @property
-  def in_layers(self) -> bool:
-    """Whether the embedding acts in the layers."""
-    return False
 
   def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
     """Add positions to embedded patches, float32 [B, gh * gw, D]."""
@@ -155,10 +152,7 @@ class Learned(PositionEmbedding):
   registers: bool = False
 
   grid_tables = ('pos_embedding',)
-
-  @property
-  def in_layers(self) -> bool:
-    return self.at != 'stem'
+  in_layers = property(lambda self: self.at != 'stem')  # type: ignore
 
   def add_to_patches(self, module: nn.Module, x: Array, grid: Grid) -> Array:
     return x if self.in_layers else x + self._patches(module, grid, x.shape[-1])

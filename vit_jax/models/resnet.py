@@ -228,7 +228,7 @@ class Hybrid(vit.PatchEmbedding):
     object.__setattr__(self, 'stages', tuple(self.stages))
 
   @property
-  def reduction(self) -> int:
+  def reduction(self) -> int:  # type: ignore[override]
     # The root reduces each side by 4, each stage but the first by 2.
     return 4 * 2 ** max(len(self.stages) - 1, 0)
 

@@ -37,7 +37,7 @@ class ConvStem(PatchEmbedding):
     object.__setattr__(self, 'widths', tuple(self.widths))
 
   @property
-  def reduction(self) -> int:
+  def reduction(self) -> int:  # type: ignore[override]
     return 4 * 2 ** (len(self.widths) - 1)
 
   def __call__(self, module: nn.Module, images: jax.Array) -> Embedded:

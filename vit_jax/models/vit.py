@@ -72,14 +72,10 @@ class PatchEmbedding:
 
   layer: ClassVar[Callable[..., dense.Dense]] = dense.Dense
   for_grids = True  # each patch is embedded alone
+  reduction = 1  # factor of downsampling before patches are cut
 
   def __post_init__(self) -> None:
     object.__setattr__(self, 'patch_size', as_pair(self.patch_size))
-
-  @property
-  def reduction(self) -> int:
-    """Factor of downsampling before patches are cut; 1 for pixels."""
-    return 1
 
   def grid(self, image_shape: Sequence[int]) -> tuple[int, int]:
     """Return (gh, gw), the grid of patches of an image [H, W, ...]."""

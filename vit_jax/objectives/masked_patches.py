@@ -39,6 +39,7 @@ from vit_jax.types import (
 
 LEVELS = 2**3  # 3 bits of each colour channel
 MASKED, SWAPPED = 0.8, 0.1
+Prediction = Literal['mean_colour', 'downsampled', 'pixels', 'tokens']
 
 
 def cut(images: jax.Array, patch_size: Size) -> jax.Array:
@@ -137,9 +138,7 @@ class Task:
     ratio: round(ratio * n) of n patches are corrupted, at least 1.
   """
 
-  predict: Literal['mean_colour', 'downsampled', 'pixels', 'tokens'] = (
-    'mean_colour'
-  )
+  predict: Prediction = 'mean_colour'
   downsampled_to: Count = 4
   ratio: Share = 0.5
 
