@@ -174,7 +174,9 @@ class huber(squared_error):
 
 
 def sigmoid_loss(
-  logits: types.Array, targets: types.Array, positive_weights: Any = 1.0
+  logits: types.Array,
+  targets: types.Array,
+  positive_weights: types.Array | float = 1.0,
 ) -> jax.Array:
   """Return the loss of each example, summed over its known labels: -> [B]."""
   on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)

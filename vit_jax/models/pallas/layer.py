@@ -165,9 +165,9 @@ def _project_saved(epsilon, x, params):
 
 def _project_gradients(epsilon, saved, gradients):
   x, params = saved
-  rows, kernels = [x, *gradients], params._replace(bq=None, bk=None, bv=None)
+  rows, others = [x, *gradients], params._replace(bq=None, bk=None, bv=None)
   sums = [*map(_dense, params[:3]), _float32(8, x.shape[1])]
-  (dx,), sums = _call(_project_backward, epsilon, rows, kernels, [x], sums)
+  (dx,), sums = _call(_project_backward, epsilon, rows, others, [x], sums)
   *dense, vectors = sums
   kernels, biases = zip(*((w, b[0]) for w, b in dense))
   return dx, _Project(*kernels, vectors[0], vectors[1], *biases)
