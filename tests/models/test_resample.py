@@ -95,5 +95,12 @@ def test_patches_and_channels_are_resized_only_when_asked():
   np.testing.assert_allclose(grey, smaller, rtol=1e-6)
   more = resize((4, 2, 5, 16), adapt_channels=True)
   np.testing.assert_allclose(more[:, :, 4], kernel[:, :, 1] * 3 / 5, rtol=1e-6)
+  mean = kernel.mean(2, keepdims=True)
+  many = resize((4, 2, 13, 16), adapt_channels='mean')
+  np.testing.assert_allclose(many, mean.repeat(13, 2) * 3 / 13, rtol=1e-5)
+  assert (resize((4, 2, 3, 16), adapt_channels='mean') == kernel).all()
+  kernel = many * np.float32(np.arange(13)[:, None])
+  few = resize((4, 2, 3, 16), adapt_channels='mean')
+  np.testing.assert_allclose(few[:, :, 2], kernel.sum(2) / 3, rtol=1e-5)
   with pytest.raises(ValueError, match="'area'"):
     resample.resize(noise(2, 2, 3), (4, 4), 'area')

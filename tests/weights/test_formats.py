@@ -1,6 +1,7 @@
 """Formats behind `read`, `describe` and `write`; models of your own."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import sys
@@ -14,9 +15,10 @@ from small import equal, logits, random_weights, tiny
 from tiny import save_run
 
 from vit_jax import pretrained, tree
+from vit_jax.data.rasters import Raster
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.models import pooling, posemb
-from vit_jax.models.dense import BlockOptions, Gelu, Normalize
+from vit_jax.models.dense import BlockOptions, Gelu, Normalize, Standardize
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Head
 from vit_jax.models.resnet import Hybrid, ResNet
@@ -127,6 +129,37 @@ def test_the_size_of_use_decides_between_grids(format, tmp_path):
   how = {'num_heads': 4, 'report': None}
   _, params = pretrained.load(path, image_size=(16, 64), **how)
   assert equal(jax.device_get(tree.flatten(params)), weights.params)
+
+
+@pytest.mark.parametrize('format', formats.FORMATS)
+def test_rasters_are_never_read_as_levels(format, tmp_path):
+  decode, moments = Raster(13), tuple((1000.0 + i, 20.0) for i in range(13))
+  weights = dataclasses.replace(
+    random_weights(tiny(**EXACT).model, (12, 12, 13)),
+    preprocess=Standardize(moments),
+    decode=decode,
+  )
+  path = tmp_path / ('x.npz' if format in formats.NPZ_FORMATS else 'x')
+  formats.write(weights, path, format)
+  back = formats.read(path)
+  assert (back.preprocess, back.decode) == (weights.preprocess, decode)
+  if format == 'hf':
+    about = json.loads((path / 'preprocessor_config.json').read_text())
+    assert not about['do_rescale']
+    (path / 'preprocessor_config.json').unlink()
+    assert formats.read(path).preprocess == Standardize(((0.0, 1.0),) * 13)
+  weights.decode = Raster(13, missing=-1.0)
+  formats.write(weights, path, format)
+  is_lost = format not in formats.NPZ_FORMATS
+  assert is_lost == ('missing=-1.0' in ' '.join(weights.notes))
+  three = random_weights(tiny(**EXACT).model, (12, 12, 3))
+  three.preprocess, three.decode = Standardize(moments[:3]), Raster(3)
+  if is_lost:
+    with pytest.raises(UserError, match='would take for levels 0 to 255'):
+      formats.write(three, path, format)
+  else:
+    formats.write(three, path, format)
+    assert formats.read(path).decode == Raster(3)
 
 
 def test_a_workdir_is_read(tmp_path):

@@ -20,7 +20,7 @@ from vit_jax.data import images, rasters
 from vit_jax.data.targets import Classes, Targets
 from vit_jax.data.transforms import KeepAspect, Resize, antialiased
 from vit_jax.models import posemb, resample
-from vit_jax.models.dense import Normalize
+from vit_jax.models.dense import Normalize, Standardize
 from vit_jax.models.flexi import FlexiPositions
 from vit_jax.models.vit import Classifier
 from vit_jax.types import Count, Expect, Model, Shape, Side, UserError
@@ -46,7 +46,8 @@ class Weights:
     params: {path: array}, layers unrolled ('block_0/...').
     image_shape: (H, W, C) that the model was last trained or used with; of
       images of any aspect ratio, the one with the grid of its positions.
-    preprocess: converts uint8 images to the model's float images.
+    preprocess: converts images to the model's float images. None: Normalize(),
+      and rasters stay as they are.
     transforms: convert a decoded image to one of image_shape, in order. None:
       resized as in the paper's code, without keeping the aspect ratio.
     decode: what decodes image files, see `data.images.Colours`, the default.
@@ -67,7 +68,7 @@ class Weights:
   model: Annotated[Any, Expect(lambda m: hasattr(m, 'clone'), 'a Flax module')]
   params: dict[str, np.ndarray]
   image_shape: tuple[Side, Side, Count]
-  preprocess: Callable[..., Any] = dataclasses.field(default_factory=Normalize)
+  preprocess: Callable[..., Any] = None  # type: ignore[assignment]
   transforms: tuple[Callable[..., Any], ...] = None  # type: ignore[assignment]
   decode: Any = None
   class_names: list[str] | None = None
@@ -87,6 +88,10 @@ class Weights:
       channels: Any = self.image_shape[2]
       kind = images.Colours if channels in (1, 3) else rasters.Raster
       self.decode = kind(channels)
+    if self.preprocess is None:
+      unknown = ((0.0, 1.0),) * self.image_shape[2]
+      is_raster = self.decode.dtype != 'uint8'
+      self.preprocess = Standardize(unknown) if is_raster else Normalize()
     last: Any = [None, *self.transforms][-1]
     self.keeps_aspect = isinstance(last, KeepAspect)
     if self.keeps_aspect:  # not the shape of patches side by side

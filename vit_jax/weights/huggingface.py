@@ -127,7 +127,7 @@ def _texts(weights, config):
     if isinstance(large, int)
     else {'height': large[0], 'width': large[1]},
     'resample': _RESAMPLE.index(method),
-    'do_rescale': True,
+    'do_rescale': weights.decode.dtype == 'uint8',  # not in rasters
     'rescale_factor': 1 / 255,
     'do_normalize': True,
     'image_mean': mean,

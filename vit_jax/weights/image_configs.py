@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data.rasters import Raster
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.dense import Normalize, Standardize
 from vit_jax.types import Shape, Size, UserError
@@ -43,13 +44,14 @@ def use(
   mean: Sequence[float],
   std: Sequence[float],
   *,
-  factor: float = 1 / 255,
+  factor: float | None = None,
   torchvision: bool = False,
 ) -> dict[str, Any]:
   """Return the arguments `preprocess` and `transforms` of Weights.
 
   Sides are rounded down. `torchvision` says whether offsets are rounded as it
-  does. If there are as many means as other channels, their average is used.
+  does. If there are as many means as other channels, their average is used. By
+  default `factor` is 1 / 255 for 1 or 3 channels, and 1 for rasters.
   """
   height, width, channels = image_shape
   method = choose(_INTERPOLATIONS, interpolation, 'interpolation')
@@ -59,17 +61,19 @@ def use(
     resize = ResizeSmall(large, method, smooth, 'down')
   crop = CentralCrop((height, width), 'even' if torchvision else 'down')
 
+  is_raster = channels not in (1, 3)
+  factor = factor or (1.0 if is_raster else 1 / 255)
+
   def scaled(values):
     if len(values) != channels:
-      values = [sum(values) / len(values)]
-    values = tuple(_round(value / factor) for value in values)
-    return values[0] if len(set(values)) == 1 else values
+      values = [sum(values) / len(values)] * channels
+    return tuple(_round(value / factor) for value in values)
 
-  preprocess: Any = Normalize(scaled(mean), scaled(std))
-  if channels not in (1, 3):  # rasters, in the values of their files
-    if len(mean) != channels:
-      mean, std = ([sum(x) / len(x)] * channels for x in (mean, std))
-    preprocess = Standardize(tuple(zip(mean, std)))
+  mean, std = scaled(mean), scaled(std)
+  preprocess: Any = Standardize(tuple(zip(mean, std)))
+  if not is_raster:
+    mean, std = (x[0] if len(set(x)) == 1 else x for x in (mean, std))
+    preprocess = Normalize(mean, std)
   return {
     'preprocess': preprocess,
     'transforms': (resize,) if large == (height, width) else (resize, crop),
@@ -91,13 +95,15 @@ def describe(
   """
   preprocess, channels = weights.preprocess, weights.image_shape[2]
   is_raster = weights.decode.dtype != 'uint8'
-  if not isinstance(preprocess, Normalize | Standardize) or (
-    is_raster and channels in (1, 3)  # which readers would divide by 255
-  ):
+  if not isinstance(preprocess, Normalize | Standardize):
     raise UserError(
-      f'Images are {weights.decode}, preprocessing is {preprocess}; the format '
-      'has only a mean and a std of levels 0 to 255. Use --format=vit_jax or '
-      'stablehlo instead.'
+      f'Preprocessing is {preprocess}; the format has only a mean and a std. '
+      'Use --format=vit_jax or stablehlo instead.'
+    )
+  if is_raster and channels in (1, 3):
+    raise UserError(
+      f'Images have {channels} channels in the values of their files, which '
+      'readers of the format would take for levels 0 to 255.'
     )
   most = 1 if is_raster else 255
   mean, std = (
@@ -109,6 +115,11 @@ def describe(
       '  mean and std are those of the values of the files, not of pixels in '
       '0..1'
     )
+    if weights.decode != Raster(channels):
+      weights.notes.append(
+        f'  files will be read by Raster({channels}): the format cannot '
+        f'express {weights.decode}'
+      )
   size = weights.image_shape[:2]
   first: Any
   first, *rest = [*weights.transforms] or [Resize(size)]
