@@ -1,6 +1,7 @@
 """Rasters: what is read of files, what is refused, and what becomes of it."""
 
 import io
+import sys
 
 import cv2
 import numpy as np
@@ -200,6 +201,12 @@ def test_statistics_of_files_of_one_channel_each(folder, capsys):
     path.write_bytes(tif(np.ones((8, 9), np.uint8)))
   with pytest.raises(UserError, match=r'different kinds: .*uint8.*cell3_w1'):
     moments(source)
+
+
+def test_a_reader_that_is_not_installed(folder, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tifffile', None)
+  with pytest.raises(UserError, match=r"No image .*tifffile.*'\.\[rasters\]'"):
+    moments(Folder(folder, decode=Raster(2, files=('_w1', '_w2'))))
 
 
 def test_pictures():

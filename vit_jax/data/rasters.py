@@ -80,8 +80,6 @@ class Raster:
   ) -> np.ndarray:
     try:
       return self.known(self.values(data, max_image_bytes))
-    except ImportError:
-      raise
     except Exception as error:  # the readers raise many types
       what = f'an array {np.shape(data)}'
       if isinstance(data, bytes):
@@ -94,7 +92,10 @@ class Raster:
     self, data: Any, max_image_bytes: int = images.MAX_IMAGE_BYTES
   ) -> np.ndarray:
     """Return the used channels of a file, [H, W, C] of its own dtype."""
-    image = self._last(*_read(data, max_image_bytes))
+    try:
+      image = self._last(*_read(data, max_image_bytes))
+    except ImportError as error:
+      raise UserError(f"{error}. Use pip install -e '.[rasters]'") from error
     return image if self.bands is None else image[..., list(self.bands)]
 
   def known(self, values: np.ndarray) -> np.ndarray:
@@ -232,21 +233,22 @@ def moments(source: Source) -> tuple[tuple[float, float], ...]:
   Raises:
     UserError: if files differ in their dtype, or a channel is constant.
   """
-  decode, sums, most = images.decoder(source), [], 0.0
+  decode, sums, most, why = images.decoder(source), [], 0.0, ''
   kinds: dict[str, str] = {}  # an image of each dtype
   places = np.linspace(0, len(source) - 1, min(len(source), _SAMPLE))
   for index in map(int, places):
     try:
       values = decode.values(source[index]['image'])
       x = np.float64(decode.known(values)).reshape(-1, values.shape[2])
-    except (OSError, ValueError):  # unreadable: the run says so, or skips it
+    except (OSError, ValueError) as error:  # the run says so, or skips it
+      why = str(error)
       continue
     kinds.setdefault(values.dtype.name, describe(source, index))
     count, x = (~np.isnan(x)).sum(axis=0), np.nan_to_num(x)
     sums.append((count, x.sum(axis=0), (x**2).sum(axis=0)))
     most = max(most, x.max())
   if not sums:
-    raise UserError(f'No image such as {describe(source, 0)} is readable.')
+    raise UserError(f'No image is readable, as {describe(source, 0)}: {why}')
   if len(kinds) > 1:
     raise UserError(
       f'Images have values of different kinds: {kinds}. Save all with one, or '
