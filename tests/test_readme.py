@@ -25,7 +25,7 @@ common = importlib.import_module('configs.common')
 README = (ROOT / 'README.md').read_text()
 # The commands in docs/hosts.md have gaps.
 NAMES = 'architecture', 'compile', 'evaluation', 'first_hour', 'inside'
-NAMES += 'python', 'training', 'weights'
+NAMES += 'python', 'rasters', 'training', 'weights'
 PAGES = {name: (ROOT / f'docs/{name}.md').read_text() for name in NAMES}
 TEXT = '\n'.join([README, *PAGES.values()])
 
