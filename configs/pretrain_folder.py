@@ -298,6 +298,10 @@ def get_config(argument=''):
     config.schedule.lr *= batch / 256
   if args.model == 'from_weights':
     follow_weights(config, unit)
+  if args.channels and method.crops:
+    change = common.make('objectives.colours.Channels')
+    views = {'globals': (change,), 'local': change}
+    config.objective.views = common.make('objectives.colours.Views', **views)
   if args.anchor:
     config.objective = common.make(
       'objectives.anchor.Anchored',

@@ -4,6 +4,7 @@ import io
 import sys
 
 import cv2
+import datasets
 import numpy as np
 import pydicom
 import pytest
@@ -12,15 +13,21 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 
 from vit_jax.data import augment, images
 from vit_jax.data import transforms as T
+from vit_jax.data.description import Description
+from vit_jax.data.images import picture
+from vit_jax.data.pipeline import Data
 from vit_jax.data.rasters import Raster, moments
 from vit_jax.data.sources import tables
 from vit_jax.data.sources.folder import Folder
+from vit_jax.data.sources.hugging_face import HuggingFace
+from vit_jax.data.subsets import fingerprint
 from vit_jax.models.dense import Standardize
 from vit_jax.types import UserError
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.integers(0, 65536, (20, 24, 13)).astype(np.uint16)
 FLOATS = np.where(WIDE < 9999, np.nan, WIDE).astype(np.float32)
+READ_ONLY = np.broadcast_to(np.nan_to_num(FLOATS, nan=-9999), FLOATS.shape)
 BANDS = {'photometric': 'minisblack', 'planarconfig': 'contig'}
 
 
@@ -87,6 +94,7 @@ LOW = WIDE[..., 0] % 4096
     (npy(WIDE[..., 0], np.savez), WIDE[..., :1], {}),
     (npy(FLOATS), FLOATS, {}),
     (npy(np.nan_to_num(FLOATS, nan=-9999)), FLOATS, {'missing': -9999.0}),
+    (READ_ONLY, FLOATS, {'missing': -9999.0}),
     (npy(WIDE[:, :13]), WIDE[:, :13], {'axis': 'last'}),
     (WIDE, WIDE, {}),
     (dicom(LOW), 2.0 * LOW[..., None] - 1024, {}),
@@ -203,10 +211,29 @@ def test_statistics_of_files_of_one_channel_each(folder, capsys):
     moments(source)
 
 
-def test_a_reader_that_is_not_installed(folder, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'tifffile', None)
-  with pytest.raises(UserError, match=r"No image .*tifffile.*'\.\[rasters\]'"):
-    moments(Folder(folder, decode=Raster(2, files=('_w1', '_w2'))))
+def test_arrays_of_a_data_set(tmp_path):
+  kinds = {'image': datasets.Array3D(WIDE.shape, 'uint16')}
+  kinds = datasets.Features(kinds | {'label': datasets.Value('int32')})
+  rows = {'image': [WIDE, WIDE + np.uint16(1)], 'label': [0, 1]}
+  datasets.Dataset.from_dict(rows, kinds).save_to_disk(tmp_path / 'x')
+  source = HuggingFace(tmp_path / 'x', decode=Raster(13))
+  (batch,) = Data(source, batch_size=2).eval_batches()
+  np.testing.assert_array_equal(batch['image'], rows['image'])
+  assert len(moments(source)) == 13 and fingerprint(source)
+  assert 'size 24x20' in Description.of(source).sizes
+  assert picture(source, source[0]['image']).shape == (20, 24, 3)
+
+
+def test_files_that_nothing_reads(tmp_path, monkeypatch):
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'a' / '0.tif').write_bytes(b'II*\0' + bytes(40))
+  source = Folder(tmp_path, decode=Raster(13))
+  with pytest.raises(UserError, match=r'0\.tif and others: cannot decode 44'):
+    moments(source)
+  monkeypatch.setitem(sys.modules, 'tifffile', None)  # is not installed
+  for read in (moments, lambda source: source.check_files('')):
+    with pytest.raises(UserError, match=r"^[^\n]*'\.\[rasters\]'\.$"):
+      read(source)
 
 
 def test_pictures():

@@ -16,6 +16,7 @@ from vit_jax import config
 from vit_jax.objectives import colours
 from vit_jax.objectives.colours import LEJEPA, Colour, Views
 from vit_jax.parallel import sharding
+from vit_jax.types import UserError
 
 NEVER = Colour(0.0, jitter_probability=0.0, grey=0.0, blur=0.0)
 RNG = np.random.default_rng(0)
@@ -161,6 +162,23 @@ def test_the_same_on_any_mesh_and_in_any_batch():
   local = np.asarray(prepare(same, jax.random.key(3))['local'])
   assert len(np.unique(local.reshape(48, -1).round(), axis=0)) > 40
   assert prepare._cache_size() == 2
+
+
+def test_views_of_rasters():
+  images, key = BATCH['image'].astype(np.float32) * 300, jax.random.key(0)
+  images[:, :, 0] = np.nan
+  with pytest.raises(UserError, match=r'float32 .*Use .*colours\.Channels'):
+    Views().prepare({'image': images}, key)
+
+  def changed(*options):
+    views = Views((colours.Channels(*options),))
+    return np.asarray(views.prepare({'image': images}, key)['image'])
+
+  found = changed(0.0, 0.5, 1.0)
+  np.testing.assert_array_equal(np.isnan(found), np.isnan(images))
+  slope = np.nanstd(found, (2, 3)) / np.nanstd(images, (2, 3))
+  assert 0.5 < slope.min() < 0.6 and 1.4 < slope.max() < 1.5
+  np.testing.assert_array_equal(changed(1.0, 0.0, 0.0), images[:, :, :, ::-1])
 
 
 def test_views_of_a_config():

@@ -15,6 +15,7 @@ from PIL import Image
 from tiny import encode
 
 from vit_jax.data import imagenet, images
+from vit_jax.data.rasters import Raster
 from vit_jax.data.sources import tars
 from vit_jax.data.sources.digits import Digits
 from vit_jax.data.sources.named import open_source
@@ -88,8 +89,9 @@ def test_all_options_of_the_command_arrive(monkeypatch):
   flags += ['--short_side=9', '--shuffle', '--leave_out=x:y:test']
   flags += ['--max_image_bytes=7']
   prepared('/a', 'val=hf:b:train', 'dest', *flags)
+  options['decode'] = None
   sources = [mock.call(x, **options) for x in ('/a', 'hf:b:train')]
-  assert opened.mock_calls == [*sources, mock.call('x:y:test')]
+  assert opened.mock_calls == [*sources, mock.call('x:y:test', decode=None)]
   source = opened.return_value
   written.assert_called_once_with(
     *('dest', {'train': source, 'val': source}),
@@ -121,6 +123,23 @@ def test_labels_of_other_kinds(tmp_path):
     images.decode(read[4]['image'], 1), digits[4]['image']
   )
   assert 'scan' in read.file_name(0)
+
+
+def test_rasters_keep_their_bits(tmp_path):
+  array = np.arange(60, dtype=np.uint16).reshape(3, 4, 5) * 999
+  file = io.BytesIO()
+  np.save(file, array)
+  files = {'x/ant/1.npy': file.getvalue(), 'x/bee/2.npy': file.getvalue()}
+  (tmp_path / 'a.tar').write_bytes(tar_bytes(files))
+  prepared(f'tar:{tmp_path}/a.tar', tmp_path / 'set', '--channels=5')
+  read = open_source(f'tfds:{tmp_path}/set:train', decode=Raster(5))
+  assert [read[i]['image'] for i in (0, 1)] == [*files.values()]
+  arrays = Listed([array[:2, :, :3].astype(np.uint8)])
+  arrays.decode = Raster(3)
+  found = made(tmp_path / 'other', arrays)[0]['image']
+  np.testing.assert_array_equal(Raster(3)(found), array[:2, :, :3] % 256)
+  with pytest.raises(ValueError, match='short_side=2 is for images of 8 bits'):
+    made(tmp_path / 'third', arrays, short_side=2)
 
 
 def test_short_side(tmp_path):

@@ -142,9 +142,8 @@ def _sizes(source):
   decode = images.decoder(source)
   for index in map(int, places):
     try:
-      image = source[index]['image']
-      image = decode(image) if isinstance(image, bytes) else image
-      found[image.shape[1::-1]] += 1
+      image = images.opened(decode, source[index]['image'])
+      found[np.shape(image)[1::-1]] += 1
       lost.update(getattr(image, 'lost', ()))
     except (OSError, ValueError):
       unreadable += 1

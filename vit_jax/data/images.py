@@ -159,10 +159,17 @@ def decoder(source: Any) -> Any:
   return getattr(source, 'decode', None) or Colours()
 
 
+def opened(decode: Any, image: Any, **options: Any) -> Any:
+  """Return the image of an example, decoded unless it is an array of levels."""
+  if isinstance(image, bytes) or decode.dtype != 'uint8':
+    return decode(image, **options)
+  return image
+
+
 def picture(source: Any, image: Any) -> np.ndarray:
-  """Return an image of a source, an array or a file, as uint8 to look at."""
+  """Return the image of an example of a source as uint8 to look at."""
   decode = decoder(source)
-  image = decode(image) if isinstance(image, bytes) else image
+  image = opened(decode, image)
   return decode.show(image.pixels() if isinstance(image, Encoded) else image)
 
 

@@ -348,9 +348,10 @@ class _Reader:
 
   def _encoded(self, image, check):
     """Return the image, as an `Encoded` if it is the bytes of a file."""
-    if isinstance(image, bytes) or self._decode.dtype != 'uint8':
-      most = self.data.max_image_bytes
-      return self._decode(image, max_image_bytes=most, check=check)
+    options = {'max_image_bytes': self.data.max_image_bytes, 'check': check}
+    image = images.opened(self._decode, image, **options)
+    if isinstance(image, images.Encoded):
+      return image
     if getattr(image, 'dtype', None) not in _DTYPES or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
       raise UserError(

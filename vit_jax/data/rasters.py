@@ -6,6 +6,7 @@ float32, and `moments` learns mean and deviation of each channel, with which
 `models.dense.Standardize` gives the model numbers around 0.
 """
 
+import contextlib
 import dataclasses
 import io
 import math
@@ -78,31 +79,21 @@ class Raster:
     max_image_bytes: int = images.MAX_IMAGE_BYTES,
     check: bool = True,
   ) -> np.ndarray:
-    try:
+    with _reading(data):
       return self.known(self.values(data, max_image_bytes))
-    except Exception as error:  # the readers raise many types
-      what = f'an array {np.shape(data)}'
-      if isinstance(data, bytes):
-        what = f'{len(data)} bytes that begin with {data[:8]!r}'
-      raise images.UnreadableError(
-        f'cannot decode {what} as a raster: {error}'
-      ) from error
 
   def values(
     self, data: Any, max_image_bytes: int = images.MAX_IMAGE_BYTES
   ) -> np.ndarray:
     """Return the used channels of a file, [H, W, C] of its own dtype."""
-    try:
-      image = self._last(*_read(data, max_image_bytes))
-    except ImportError as error:
-      raise UserError(f"{error}. Use pip install -e '.[rasters]'") from error
+    image = self._last(*_read(data, max_image_bytes))
     return image if self.bands is None else image[..., list(self.bands)]
 
   def known(self, values: np.ndarray) -> np.ndarray:
     """Return values as float32, with NaN for what is missing."""
     image = np.ascontiguousarray(values, np.float32)
     if self.missing is not None:
-      image[image == np.float32(self.missing)] = np.nan
+      image = np.where(image == np.float32(self.missing), np.nan, image)
     if values.dtype.kind == 'f' or self.missing is not None:
       _check_known(image)
     return image
@@ -154,6 +145,23 @@ class Raster:
     scaled = (chosen - low) / np.maximum(high - low, 1e-12)
     levels = 255 * np.clip(np.nan_to_num(scaled), 0, 1)
     return np.rint(levels).astype(np.uint8)
+
+
+@contextlib.contextmanager
+def _reading(data):
+  """Name what cannot be read."""
+  try:
+    yield
+  except ImportError as error:
+    text = f"{error}. Rasters need pip install -e '.[rasters]'."
+    raise UserError(text) from error
+  except Exception as error:  # the readers raise many types
+    what = f'an array {np.shape(data)}'
+    if isinstance(data, bytes):
+      what = f'{len(data)} bytes that begin with {data[:8]!r}'
+    raise images.UnreadableError(
+      f'cannot decode {what} as a raster: {error}'
+    ) from error
 
 
 def _check_known(image):
@@ -233,22 +241,23 @@ def moments(source: Source) -> tuple[tuple[float, float], ...]:
   Raises:
     UserError: if files differ in their dtype, or a channel is constant.
   """
-  decode, sums, most, why = images.decoder(source), [], 0.0, ''
+  decode, sums, most = images.decoder(source), [], 0.0
   kinds: dict[str, str] = {}  # an image of each dtype
   places = np.linspace(0, len(source) - 1, min(len(source), _SAMPLE))
   for index in map(int, places):
     try:
-      values = decode.values(source[index]['image'])
-      x = np.float64(decode.known(values)).reshape(-1, values.shape[2])
+      with _reading(data := source[index]['image']):
+        values = decode.values(data)
+        x = np.float64(decode.known(values)).reshape(-1, values.shape[2])
     except (OSError, ValueError) as error:  # the run says so, or skips it
-      why = str(error)
+      last = error
       continue
     kinds.setdefault(values.dtype.name, describe(source, index))
     count, x = (~np.isnan(x)).sum(axis=0), np.nan_to_num(x)
     sums.append((count, x.sum(axis=0), (x**2).sum(axis=0)))
     most = max(most, x.max())
   if not sums:
-    raise UserError(f'No image is readable, as {describe(source, 0)}: {why}')
+    raise UserError(f'{describe(source, 0)} and others: {last}')
   if len(kinds) > 1:
     raise UserError(
       f'Images have values of different kinds: {kinds}. Save all with one, or '

@@ -64,6 +64,25 @@ class Colour:
     return jnp.moveaxis(image, 0, -1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Channels:
+  """Random flip and `augment.ChannelJitter`, for rasters of any values."""
+
+  flip: Fraction = 0.5
+  scale: Fraction = 0.2
+  shift: NonNegative = 0.2
+
+  def __call__(self, image: jax.Array, key: jax.Array) -> jax.Array:
+    """Change an image, float32 [H, W, C]; NaN stays NaN."""
+    of_flip, of_channels = jax.random.split(key)
+    is_turned = jax.random.bernoulli(of_flip, self.flip)
+    image = jnp.where(is_turned, image[:, ::-1], image)
+    shape = (2, 1, 1, image.shape[-1])
+    scale, shift = jax.random.uniform(of_channels, shape, minval=-1)
+    std = jnp.nanstd(image, axis=(0, 1), keepdims=True)
+    return image * (1 + self.scale * scale) + std * self.shift * shift
+
+
 def jitter(image: jax.Array, order: jax.Array, factors: jax.Array) -> jax.Array:
   """Change brightness, contrast, saturation, hue of [C, H, W] in an order."""
   for kind, factor in zip(order, factors[order]):
@@ -119,11 +138,11 @@ class Views:
     local: colours of all local views.
   """
 
-  globals: tuple[Colour, ...] = (
+  globals: tuple[Colour | Channels, ...] = (
     Colour(blur=1.0),
     Colour(blur=0.1, solarize=0.2),
   )
-  local: Colour = Colour()
+  local: Colour | Channels = Colour()
 
   def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
     """Change 'image' and 'local' to float32 in 0..255.
@@ -146,12 +165,11 @@ def _change(images, colours, key):
   if images.ndim == 4:
     return _change(images[:, None], colours, key)[:, 0]
   is_raster = images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3)
-  probabilities = [(x.jitter_probability, x.grey, x.solarize) for x in colours]
-  if is_raster and any(map(any, probabilities)):
+  if is_raster and any(isinstance(x, Colour) for x in colours):
     raise UserError(
       f'The colours of views are for levels 0 to 255 of 1 or 3 channels, and '
-      f'the images are {images.dtype} with {images.shape[-1]}. Set the '
-      'jitter_probability, grey and solarize of objective.views to 0.'
+      f'the images are {images.dtype} with {images.shape[-1]}. Use '
+      f'{Channels.__module__}.Channels in objective.views.'
     )
   images = images.astype(jnp.float32)
   keys = jax.random.split(key, images.shape[:2])

@@ -142,7 +142,8 @@ class DinoV2(Dino):
     grid = self.model.embedding.grid(shape[2:])
     hidden = batch['hidden'].astype(jnp.uint8).reshape(*shape[:2], *grid)
     hidden = jax.image.resize(hidden, shape, 'nearest')[..., None]
-    large = jnp.where(hidden, 128, views[:, : shape[1]])
+    grey = 128 if views.dtype == jnp.uint8 else jnp.nan  # as in `Mae`
+    large = jnp.where(hidden, grey, views[:, : shape[1]])
     return {title: views.at[:, : shape[1]].set(large.astype(views.dtype))}
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.description import Description, copies, names_of, targets_of
-from vit_jax.data.images import picture
+from vit_jax.data.images import decoder
 from vit_jax.data.pipeline import Data
 from vit_jax.data.sources.tables import some
 from vit_jax.data.subsets import Unlabelled, View
@@ -110,7 +110,8 @@ def _images(batch, source):
   kept = batch.get('mask', np.ones(len(batch['label']), bool))
   images = [x.reshape(-1, *x.shape[-3:])[0] for x in batch['image'][kept]]
   captions = _captions(source, batch['label'][kept])
-  return [*zip((thumbnail(picture(source, x)) for x in images), captions)]
+  show = decoder(source).show
+  return [*zip((thumbnail(show(x)) for x in images), captions)]
 
 
 def _captions(source, labels):

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images, subsets, workers
+from vit_jax.data.rasters import Raster
 from vit_jax.data.sources import tars
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.transforms import resize
@@ -51,7 +52,10 @@ _COPY_BITS = 6  # Hashes of copies differ in at most so many of 64 bits.
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
   options = {key: getattr(args, key) for key in _SOURCE_OPTIONS}
-  sources = {_split(x): _open(x, **options) for x in args.sources}
+  word, decode = '', None
+  if args.channels:
+    word, decode = f':channels={args.channels}', Raster(args.channels)
+  sources = {_split(x): _open(x, decode, **options) for x in args.sources}
   if len(sources) < len(args.sources):
     raise UserError(f'{args.sources} name a split twice. Use SPLIT=SOURCE.')
   folder = write(
@@ -59,13 +63,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     sources,
     short_side=args.short_side,
     shuffle=args.shuffle,
-    leave_out={x: _open(x) for x in args.leave_out},
+    leave_out={x: _open(x, decode) for x in args.leave_out},
     max_image_bytes=args.max_image_bytes,
   )
   source = shlex.quote(f'tfds:{folder}:{next(iter(sources))}')
   terminal.say(
     'Train a small model on it, or set the source of any config:\n'
-    '  python -m vit_jax.main --config=configs/train_folder.py'
+    f'  python -m vit_jax.main --config=configs/train_folder.py{word}'
     f' --config.data.source.path={source} --workdir=DIR'
   )
 
@@ -89,6 +93,8 @@ def parser() -> argparse.ArgumentParser:
     default=[],
     help='leave out copies of images of this source; may be repeated',
   )
+  help = 'images are rasters of N channels of any depth, and keep their bits'
+  add('--channels', type=parsers.count, metavar='N', help=help)
   add(
     '--max_image_bytes',
     type=parsers.count,
@@ -107,15 +113,15 @@ def _split(text):
   return match[1] if match else 'train'
 
 
-def _open(text, **options):
+def _open(text, decode=None, **options):
   """Return the source of '[SPLIT=]SOURCE'."""
   name = re.sub(r'^[A-Za-z]\w*=', '', text)
   kind, _, rest = name.partition(':')
   if kind == 'tar':
-    return tars.Tar(rest)
+    return tars.Tar(rest, decode=decode or images.Colours())
   if kind == 'imagenet':
     return tars.imagenet(*rest.rsplit(':', 1))
-  return open_source(name, **options)
+  return open_source(name, decode=decode, **options)
 
 
 def write(
@@ -145,14 +151,20 @@ def write(
   partial = folder.with_name(f'{folder.name}.part')
   shutil.rmtree(partial, ignore_errors=True)
   first, *others = sources.values()
+  is_raster = images.decoder(first).dtype != 'uint8'
+  if is_raster and short_side:
+    raise UserError(
+      f'short_side={short_side} is for images of 8 bits; rasters are written '
+      'as they are. Leave it out.'
+    )
   names = getattr(first, 'class_names', None)
   if any(getattr(other, 'class_names', None) != names for other in others):
     raise UserError('the splits have different classes. Add --class_names=FILE')
   count = getattr(first, 'num_classes', None)
   known = {'names': names} if names else {'num_classes': count}
   label = tfds.features.ClassLabel(**known) if names or count else np.int64
-  image = tfds.features.Image(shape=(None, None, 3))
   text, example = tfds.features.Text(), _first(first)
+  image = text if is_raster else tfds.features.Image(shape=(None, None, 3))
   if shape := np.shape(example.get('label', 0)):
     label = tfds.features.Tensor(shape=shape, dtype=np.float32)
   named = (shape and names) or ()
@@ -188,13 +200,17 @@ def write(
         try:
           example = read()
           # Decoded even if the bytes are copied, to find unreadable images.
-          pixels = _decoded(source, example['image'], max_image_bytes)
-          found, why = _record(example, *pixels, short_side, copies)
+          data = example['image']
+          pixels = _decoded(source, data, max_image_bytes)
+          if is_raster and not isinstance(data, bytes):
+            data = _npy(data)
+          found, why = _record(data, *pixels, short_side, copies)
           cells = dict(zip(named, np.ravel(example['label'])))
           cells |= {k: example.get(k) for k in floats}  # None becomes NaN
           values = ((k, example.get(k)) for k in texts)
           cells |= {k: '' if x is None else str(x) for k, x in values}
-          return name, found and cells | found, why
+          found = found and cells | {'image': found, 'label': example['label']}
+          return name, found, why
         except (OSError, ValueError) as error:
           return name, None, f'unreadable: {error}'
 
@@ -247,15 +263,15 @@ def _process(source, function):
 
 def _decoded(source, image, limit):
   """Return an image, uint8 [H, W, C], and whether EXIF turned it."""
-  if not isinstance(image, bytes):
-    return image, False
-  encoded = images.decoder(source)(image, max_image_bytes=limit)
-  return encoded.pixels(), encoded.is_turned
+  decode = images.decoder(source)
+  image = images.opened(decode, image, max_image_bytes=limit)
+  if isinstance(image, images.Encoded):
+    return image.pixels(), image.is_turned
+  return image if decode.dtype == 'uint8' else decode.show(image), False
 
 
-def _record(example, image, is_turned, short_side, copies):
-  """Return (record, ''), or (None, why it has none)."""
-  data = example['image']
+def _record(data, image, is_turned, short_side, copies):
+  """Return (bytes, ''), or (None, why the image is left out)."""
   if copies and (copy := copies.find(image)):
     return None, f'copy of {copy}'
   factor = short_side / min(image.shape[:2]) if short_side else 1
@@ -266,12 +282,18 @@ def _record(example, image, is_turned, short_side, copies):
     data = _encoded('.jpg', image)  # of quality 95
   elif not isinstance(data, bytes):
     data = _encoded('.png', image)
-  return {'image': io.BytesIO(data), 'label': example['label']}, ''
+  return data, ''
 
 
 def _encoded(kind, image):
   image = np.ascontiguousarray(image[..., ::-1])  # OpenCV has BGR
   return images.opencv().imencode(kind, image)[1].tobytes()
+
+
+def _npy(array):
+  file = io.BytesIO()
+  np.save(file, array)
+  return file.getvalue()
 
 
 class Copies:

@@ -26,7 +26,7 @@ class HuggingFace(tables.Labelled):
   parquet or WebDataset files. Without a network, set HF_HUB_OFFLINE=1 to read
   what has been prepared.
 
-  source[i] is {'image': bytes, 'label': int or float [K]} and other columns.
+  source[i] is {'image': bytes or array, 'label': int or float [K]} and more.
 
   Args:
     name: 'beans', 'USER/NAME', a folder, or a glob of parquet or tar files:
@@ -107,6 +107,8 @@ class HuggingFace(tables.Labelled):
       image = self._read(image)
     elif isinstance(image, Mapping):
       image = image['bytes'] or (image['path'] and self._read(image['path']))
+    elif isinstance(image, list):
+      image = np.array(image)
     if image is None:
       raise UserError(f'The column {self._key!r} is empty.')
     known = {'image': image, 'label': self._label(index)}
@@ -134,7 +136,7 @@ class HuggingFace(tables.Labelled):
     path = os.path.abspath(below if os.path.exists(below) else path)
     if not path.startswith(self._roots):
       raise UserError(f'The image {path} is not below {self._roots[0]}.')
-    return image_files.read(path)
+    return image_files.read(path, self.decode)
 
 
 def _only(features, kind, names):

@@ -222,7 +222,7 @@ def check(
       image = decode(read(path, decode))
       if isinstance(image, images.Encoded):
         image.pixels()
-    except (UserError, OSError) as error:
+    except (images.UnreadableError, OSError) as error:
       return f'{path}: {error}'
 
   with concurrent.futures.ThreadPoolExecutor(2 * workers.cores()) as pool:
@@ -263,5 +263,6 @@ def _read(path):
     if len(data) == _USUAL:
       data += file.read(MAX_FILE_BYTES)
   if len(data) > MAX_FILE_BYTES:
-    raise UserError(f'The file has more than {MAX_FILE_BYTES:,} bytes.')
+    text = f'The file has more than {MAX_FILE_BYTES:,} bytes.'
+    raise images.UnreadableError(text)
   return data

@@ -80,8 +80,7 @@ def load(
     name = describe(source, index)
     try:
       image = source[index]['image']
-      if isinstance(image, bytes) or decode.dtype != 'uint8':
-        image = decode(image, max_image_bytes=max_image_bytes)
+      image = images.opened(decode, image, max_image_bytes=max_image_bytes)
       example = apply(transforms, {'image': image}, np.random.default_rng(0))
     except (OSError, ValueError) as error:
       return name, ValueError(f'{name}: {error}')
