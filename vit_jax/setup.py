@@ -146,6 +146,12 @@ def make(
   objective.check(examples.first)
   teachers = {}
   for name, teacher in objective.teachers.items():
+    weights = getattr(teacher, 'weights', None)
+    if weights and weights.decode.dtype != examples.first['image'].dtype:
+      raise UserError(
+        f'The {name} is for images of {weights.decode.dtype}, and the data '
+        f'have {examples.first["image"].dtype}. Use another.'
+      )
     remedy = f'--config.objective.{name}.same_classes=True'
     names = teacher.class_names, examples.class_names
     check_class_names(name, *names, remedy)

@@ -232,7 +232,7 @@ def test_files_that_nothing_reads(tmp_path, monkeypatch):
     moments(source)
   monkeypatch.setitem(sys.modules, 'tifffile', None)  # is not installed
   for read in (moments, lambda source: source.check_files('')):
-    with pytest.raises(UserError, match=r"^[^\n]*'\.\[rasters\]'\.$"):
+    with pytest.raises(UserError, match=r"^[^\n]*'\.\[rasters\]'$"):
       read(source)
 
 

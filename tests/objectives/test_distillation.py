@@ -14,6 +14,7 @@ from synthetic import Synthetic
 
 from vit_jax import pretrained, tree
 from vit_jax.data.pipeline import Data
+from vit_jax.data.rasters import Raster
 from vit_jax.data.targets import Labels
 from vit_jax.durations import steps
 from vit_jax.models.dense import Gelu, Normalize
@@ -272,3 +273,7 @@ def test_other_classes_of_the_teacher_are_refused(tmp_path, monkeypatch):
   assert [x[-1] for x in chosen] == [True, False]  # the teacher has no gradient
   with pytest.raises(ValueError, match="no mesh axis 'x'"):
     run([('teacher/head/.*', ('x',))], same_classes=True)
+  weights.decode = Raster(3)
+  path = write(tmp_path / 'rasters.npz', weights)
+  with pytest.raises(ValueError, match='teacher is for images of float32'):
+    run(same_classes=True)

@@ -126,20 +126,20 @@ def test_labels_of_other_kinds(tmp_path):
 
 
 def test_rasters_keep_their_bits(tmp_path):
-  array = np.arange(60, dtype=np.uint16).reshape(3, 4, 5) * 999
-  file = io.BytesIO()
+  file, array = io.BytesIO(), np.full((2, 4, 5), 65535, np.uint16)
   np.save(file, array)
-  files = {'x/ant/1.npy': file.getvalue(), 'x/bee/2.npy': file.getvalue()}
-  (tmp_path / 'a.tar').write_bytes(tar_bytes(files))
-  prepared(f'tar:{tmp_path}/a.tar', tmp_path / 'set', '--channels=5')
-  read = open_source(f'tfds:{tmp_path}/set:train', decode=Raster(5))
-  assert [read[i]['image'] for i in (0, 1)] == [*files.values()]
-  arrays = Listed([array[:2, :, :3].astype(np.uint8)])
-  arrays.decode = Raster(3)
-  found = made(tmp_path / 'other', arrays)[0]['image']
-  np.testing.assert_array_equal(Raster(3)(found), array[:2, :, :3] % 256)
-  with pytest.raises(ValueError, match='short_side=2 is for images of 8 bits'):
-    made(tmp_path / 'third', arrays, short_side=2)
+  data = file.getvalue()
+  tar = tar_bytes({'ant/1.npy': data, 'bee/2.npy': data})
+  (tmp_path / 'a.tar').write_bytes(tar)
+  prepared(f'tar:{tmp_path}/a.tar', tmp_path / 'a', '--channels=5')
+  source = Listed([array])
+  source.decode = Raster(5)
+  made(tmp_path / 'b', source)
+  read = [open_source(f'tfds:{tmp_path}/{x}:train') for x in 'ab']
+  assert [len(x) for x in read] == [2, 1]
+  assert {x[0]['image'] for x in read} == {data}
+  with pytest.raises(ValueError, match='short_side is for images of 8 bits'):
+    made(tmp_path / 'c', source, short_side=2)
 
 
 def test_short_side(tmp_path):

@@ -153,8 +153,7 @@ def _reading(data):
   try:
     yield
   except ImportError as error:
-    text = f"{error}. Rasters need pip install -e '.[rasters]'."
-    raise UserError(text) from error
+    raise UserError(f"{error}: pip install -e '.[rasters]'") from error
   except Exception as error:  # the readers raise many types
     what = f'an array {np.shape(data)}'
     if isinstance(data, bytes):

@@ -167,9 +167,8 @@ def _change(images, colours, key):
   is_raster = images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3)
   if is_raster and any(isinstance(x, Colour) for x in colours):
     raise UserError(
-      f'The colours of views are for levels 0 to 255 of 1 or 3 channels, and '
-      f'the images are {images.dtype} with {images.shape[-1]}. Use '
-      f'{Channels.__module__}.Channels in objective.views.'
+      'Colour is for levels 0 to 255 of 1 or 3 channels, and the images are '
+      f'{images.dtype} with {images.shape[-1]}. Use {__name__}.Channels.'
     )
   images = images.astype(jnp.float32)
   keys = jax.random.split(key, images.shape[:2])

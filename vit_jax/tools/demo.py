@@ -116,11 +116,6 @@ class Explainer:
 def page(explainer: Explainer, top_k: int) -> Any:
   """Return the page as gradio Blocks."""
   gr = _gradio()
-  if explainer.weights.decode.dtype != 'uint8':
-    raise UserError(
-      f'{explainer.weights.origin} takes rasters, which browsers do not show. '
-      'Use vit_jax.tools.predict and vit_jax.tools.look.'
-    )
 
   def explain(path, *choices):
     found = explainer(path) if path else {'error': ''}

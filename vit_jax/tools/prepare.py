@@ -52,9 +52,8 @@ _COPY_BITS = 6  # Hashes of copies differ in at most so many of 64 bits.
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
   options = {key: getattr(args, key) for key in _SOURCE_OPTIONS}
-  word, decode = '', None
-  if args.channels:
-    word, decode = f':channels={args.channels}', Raster(args.channels)
+  decode = Raster(args.channels) if args.channels else None
+  word = f':channels={args.channels}' if decode else ''
   sources = {_split(x): _open(x, decode, **options) for x in args.sources}
   if len(sources) < len(args.sources):
     raise UserError(f'{args.sources} name a split twice. Use SPLIT=SOURCE.')
@@ -153,10 +152,7 @@ def write(
   first, *others = sources.values()
   is_raster = images.decoder(first).dtype != 'uint8'
   if is_raster and short_side:
-    raise UserError(
-      f'short_side={short_side} is for images of 8 bits; rasters are written '
-      'as they are. Leave it out.'
-    )
+    raise UserError('short_side is for images of 8 bits. Leave it out.')
   names = getattr(first, 'class_names', None)
   if any(getattr(other, 'class_names', None) != names for other in others):
     raise UserError('the splits have different classes. Add --class_names=FILE')

@@ -263,6 +263,5 @@ def _read(path):
     if len(data) == _USUAL:
       data += file.read(MAX_FILE_BYTES)
   if len(data) > MAX_FILE_BYTES:
-    text = f'The file has more than {MAX_FILE_BYTES:,} bytes.'
-    raise images.UnreadableError(text)
+    raise images.UnreadableError(f'More than {MAX_FILE_BYTES:,} bytes.')
   return data
