@@ -115,10 +115,9 @@ def fit(
     if not isinstance(value, np.ndarray):  # of the new head
       fill = bias if path.endswith('/bias') else 0.0
       params[path] = np.full(value.shape, fill, value.dtype)
-  made = dataclasses.replace(
-    weights, model=model, params=params, image_shape=shape, notes=[]
-  )
-  made.transforms = scale(weights.transforms, size, old=old_shape)
+  resized = scale(weights.transforms, size, old=old_shape)
+  fields: Any = {'image_shape': shape, 'transforms': resized, 'notes': []}
+  made = dataclasses.replace(weights, model=model, params=params, **fields)
   if head == 'reset':
     made.class_names, made.activation, made.targets = None, 'softmax', Classes()
   return made, '\n'.join(report + weights.notes)

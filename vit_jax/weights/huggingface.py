@@ -70,7 +70,10 @@ def _use(config, images, image_shape, notes):
   """Return arguments of Weights from preprocessor_config.json or `images`."""
   if config is None and images:
     return timm.image_use(images, image_shape, notes)
-  config = {'size': image_shape[:2]} if config is None else config
+  is_picture = image_shape[2] in (1, 3)  # or a raster
+  if config is None:
+    of_levels = dict.fromkeys(('do_rescale', 'do_normalize'), is_picture)
+    config = {'size': image_shape[:2], **of_levels}
   config = {name: value for name, value in config.items() if value is not None}
   old_kind = config.get('feature_extractor_type', '')
   kind = config.get('image_processor_type', old_kind)
