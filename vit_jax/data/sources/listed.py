@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from etils import epath
 
 from vit_jax.data.sources import tables
-from vit_jax.data.sources.columns import Column, binary, of_texts
+from vit_jax.data.sources.columns import Column, binary, of_texts, read_csv
 from vit_jax.data.sources.image_files import Files, is_image
 from vit_jax.data.sources.tables import some
 from vit_jax.data.targets import Cells, Targets
@@ -65,6 +65,8 @@ class Opened:
     rows = self._rows(data, separator)
     first = [x.strip() for x in next(rows, [])]
     names, is_header = self._names(first)
+    if found := read_csv(data, separator, names, is_header):
+      return found
     rows = rows if is_header else itertools.chain([first], rows)
     width, wrong, parts = len(names), [], []
     while not wrong and (block := [*itertools.islice(rows, _BLOCK)]):
