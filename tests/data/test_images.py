@@ -203,7 +203,7 @@ OTHERS = {
 def test_what_is_no_image_is_named(data, tmp_path):
   file = tmp_path / 'a.jpg'
   file.write_bytes(data)
-  for read in (images.decode, lambda _: image_files.check((str(file),), '')):
+  for read in (images.decode, lambda _: image_files.check(((str(file),),), '')):
     with pytest.raises(images.UnreadableError, match=OTHERS[data]) as info:
       read(data)
     assert '<_io' not in str(info.value)

@@ -236,6 +236,27 @@ def test_files_that_nothing_reads(tmp_path, monkeypatch):
       read(source)
 
 
+def test_a_column_for_each_channel(folder):
+  rows = [f'{"ab"[i % 2]}/cell{i}_w{{}}.tif' for i in range(6)]
+  lines = [f'{x.format(1)},{x.format(2)},{i % 2}' for i, x in enumerate(rows)]
+  table = folder / 't.csv'
+  table.write_text('\n'.join(['red,nir,label', *lines]))
+  fields = {'csv': 't.csv', 'image_key': 'red+nir', 'decode': Raster(2)}
+  source = Folder(folder, **fields)
+  source.check_files('')
+  image = source.decode(source[3]['image'])
+  assert image.shape == (8, 9, 2) and image[0, 0].tolist() == [420, 720]
+  before = fingerprint(source)
+  table.write_text(table.read_text().replace('cell3_w2', 'cell5_w2'))
+  (folder / 'b' / 'cell5_w2.tif').rename(folder / 'b' / 'cell5_w2.tiff')
+  with pytest.raises(UserError, match=r"'nir' .* a file in each row"):
+    Folder(folder, **fields)
+  (folder / 'b' / 'cell5_w2.tiff').rename(folder / 'b' / 'cell5_w2.tif')
+  assert fingerprint(Folder(folder, **fields)) != before
+  with pytest.raises(UserError, match='channels=N'):
+    Folder(folder, **fields | {'decode': None})
+
+
 def test_pictures():
   shown = Raster(13, shown=(4, 2, 0)).show(Raster(13)(WIDE))
   assert shown.shape == (20, 24, 3) and shown.dtype == np.uint8

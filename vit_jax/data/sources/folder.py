@@ -51,7 +51,8 @@ class Folder(tables.Labelled):
     csv: path of the table, relative to `path`, see docs/data.md.
     targets: kind of the labels in a table, see targets.py.
     split: path of a sub-folder, or a value of the column `split_key`.
-    image_key: column of the images; default: see `listed.IMAGES`.
+    image_key: column of the images; default: see `listed.IMAGES`. For rasters
+      'red+nir': a column for each channel.
     label_key: column of the label; default: see `listed.LABELS`.
     group_key: column that is not the label.
     class_names: names of classes in order of labels; they may look like splits.
@@ -84,9 +85,11 @@ class Folder(tables.Labelled):
     self._base = root if csv else root / (split or '')
     self._columns: dict[str, Column] = {}
     self._missing: list[int] = []  # rows of the table without a file
+    self._more: list[Any] = []  # files of other channels, in Arrow arrays
     self.where = f'{self._base}'
     if csv:
-      keys = {'image': image_key, 'label': label_key, 'split': split_key}
+      first, *others = (image_key or '').split('+')
+      keys = {'image': first or None, 'label': label_key, 'split': split_key}
       listed = Table(
         root / os.path.expanduser(csv),
         os.fspath(root),
@@ -97,6 +100,7 @@ class Folder(tables.Labelled):
       )
       self.where, self.used = listed.where, listed.used
       files, self._missing = listed.files, listed.missing
+      self._more = [listed.channel(x, decode) for x in others]
       labels, names = listed.labels, listed.names
       self._columns = {k: x.numbers for k, x in listed.columns.items()}
       self._rows = listed.rows
@@ -113,9 +117,7 @@ class Folder(tables.Labelled):
   def __getitem__(self, index: int) -> dict[str, Any]:
     return {
       **{k: x[self._rows[index]] for k, x in self._columns.items()},
-      'image': image_files.read(
-        self._base / self.file_name(index), self.decode
-      ),
+      'image': image_files.read(self._paths(index)),
       'label': self._label(index),
     }
 
@@ -124,7 +126,7 @@ class Folder(tables.Labelled):
     if '://' not in os.fspath(self._base):
       is_large = len(self) > _MOST_CHECKED
       checked = self._missing if is_large else range(len(self))
-      paths = tuple(map(self.describe, checked))
+      paths = tuple(map(self._paths, checked))
       image_files.check(paths, remedy, self.decode)
 
   def column(self, name: str) -> Sequence[Any]:
@@ -135,7 +137,14 @@ class Folder(tables.Labelled):
   def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:
     """Return the labels, files and columns of all examples."""
     kept = [self._columns[x][self._rows] for x in keep if x in self._columns]
+    kept += map(Column, self._more)
     return super().held() | {'files': [Column(self._files)], 'kept': kept}
+
+  def _paths(self, index):
+    """Return the paths of the files of an image, several for some rasters."""
+    names = [os.fsdecode(x[int(index)].as_py()) for x in self._more]
+    more = (str(self._base / x) for x in names)
+    return (*self.decode.paths(self.describe(index)), *more)
 
   def file_name(self, index: int) -> str:
     """Return the path of the file, relative to the folder."""

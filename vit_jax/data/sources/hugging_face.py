@@ -136,7 +136,7 @@ class HuggingFace(tables.Labelled):
     path = os.path.abspath(below if os.path.exists(below) else path)
     if not path.startswith(self._roots):
       raise UserError(f'The image {path} is not below {self._roots[0]}.')
-    return image_files.read(path, self.decode)
+    return image_files.read(self.decode.paths(path))
 
 
 def _only(features, kind, names):

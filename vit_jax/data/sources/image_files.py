@@ -207,23 +207,25 @@ def _files(path):
 
 @functools.cache  # of what raises nothing: evaluators read the same folder
 def check(
-  paths: tuple[str, ...], remedy: str, decode: Any = images.Colours()
+  paths: tuple[tuple[str, ...], ...],
+  remedy: str,
+  decode: Any = images.Colours(),
 ) -> None:
   """Raise UnreadableError with the local files that are not whole images.
 
-  Only headers are read, and the JPEGs and PNGs that do not end like one; of
-  rasters all.
+  `paths` has the files of each image, several for some rasters. Only headers
+  are read, and the JPEGs and PNGs that do not end like one; of rasters all.
   """
 
-  def error(path):
-    if isinstance(decode, images.Colours) and _ends_well(path):
+  def error(files):
+    if isinstance(decode, images.Colours) and _ends_well(*files):
       return None
     try:
-      image = decode(read(path, decode))
+      image = decode(read(files))
       if isinstance(image, images.Encoded):
         image.pixels()
     except (images.UnreadableError, OSError) as error:
-      return f'{path}: {error}'
+      return f'{files[0]}: {error}'
 
   with concurrent.futures.ThreadPoolExecutor(2 * workers.cores()) as pool:
     errors = list(filter(None, pool.map(error, paths)))
@@ -244,9 +246,9 @@ def _ends_well(path):
   return False
 
 
-def read(path: PathLike, decode: Any = images.Colours()) -> bytes:
+def read(paths: Iterable[PathLike]) -> bytes:
   """Return the bytes of an image; of several files, of a zip with them."""
-  parts = [_read(x) for x in decode.paths(os.fspath(path))]
+  parts = [*map(_read, paths)]
   if len(parts) == 1:
     return parts[0]
   with io.BytesIO() as file:

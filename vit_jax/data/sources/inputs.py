@@ -23,10 +23,11 @@ class Paths(tables.Labelled):
     self, paths: Sequence[str], decode: Decode = images.Colours()
   ) -> None:
     super().__init__(np.zeros(len(paths), np.int32), None)
-    self._paths, self.decode = paths, decode
+    self._paths = paths
+    self.decode: Any = decode
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image = image_files.read(self._paths[index], self.decode)
+    image = image_files.read(self.decode.paths(self._paths[index]))
     return {'image': image, 'label': 0}
 
   def held(self, keep: Sequence[str] = ()) -> dict[str, list[Any]]:

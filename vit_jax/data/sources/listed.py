@@ -241,6 +241,17 @@ class Table:
       self._say(f'files that are not there {some(names)}')
     return files, missing
 
+  def channel(self, key: str, decode: Any) -> Any:
+    """Return the files of one more channel of rasters, as `files`."""
+    tables.check(self.where, self.columns, 'image_key', key)
+    files, _, odd = self._opened.paths(key)
+    if decode.dtype == 'uint8' or odd.keys() & self.rows.tolist():
+      raise UserError(
+        f'{self.where}: {key!r} is a column for one of several channels. '
+        'Expected the word channels=N of the config, and a file in each row.'
+      )
+    return files.take(self.rows)
+
   def _say(self, text):
     tables.say_once(f'{self.where}: {text}')
 
