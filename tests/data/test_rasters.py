@@ -244,6 +244,7 @@ def test_a_column_for_each_channel(folder):
   fields = {'csv': 't.csv', 'image_key': 'red+nir', 'decode': Raster(2)}
   source = Folder(folder, **fields)
   source.check_files('')
+  assert source.used == {'image': 'red+nir', 'label': 'label'}
   image = source.decode(source[3]['image'])
   assert image.shape == (8, 9, 2) and image[0, 0].tolist() == [420, 720]
   before = fingerprint(source)

@@ -250,6 +250,7 @@ class Table:
         f'{self.where}: {key!r} is a column for one of several channels. '
         'Expected the word channels=N of the config, and a file in each row.'
       )
+    self.used['image'] += f'+{key}'
     return files.take(self.rows)
 
   def _say(self, text):
