@@ -21,7 +21,7 @@ from vit_jax.weights.bundle import Weights
 
 SHEETS = 'rollout', 'pca', 'similarity', 'maps'  # of photographs
 PER_SHEET = 50  # images in a figure of rollout, norms, pca and similarity
-_PX = 192  # smaller side of the images, at least; of a few images twice as much
+_PX = 160  # smaller side of the images, at least; of a few images twice as much
 _FEW = 12
 
 Looks = Sequence[Mapping[str, Any]]  # dicts of `arrays.look_at`
