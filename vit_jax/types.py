@@ -151,7 +151,7 @@ def kind_of(name: str, kinds: Kinds) -> Kind:
   return next((kinds[x] for x in (name, *above) if x in kinds), Kind())
 
 
-# What decodes the files of a source, see `data.images.Colours`.
+# Decoder of the files of a source, see `data.images.Colours`.
 Decode = Callable[..., Any]
 # Images [..., H, W, C], uint8 or (mixed images) float32 in 0..255, or rasters,
 # float32 of any values -> float images of the same shape.

@@ -166,7 +166,7 @@ class _OfPictures:
   """A transform that is computed on Pillow images, by `_change`."""
 
   def __call__(self: Any, image: np.ndarray, rng: Generator) -> np.ndarray:
-    if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
+    if not images.is_picture(image):
       raise UserError(
         f'{type(self).__name__} is for levels 0 to 255 of 1 or 3 channels, and '
         f'these images are {image.dtype} with {image.shape[2]}. Use crops, '
@@ -419,7 +419,7 @@ class RandomErasing:
       if h < height and w < width:
         y, x = rng.integers(height - h + 1), rng.integers(width - w + 1)
         noise = rng.standard_normal((h, w, channels), np.float32)
-        if image.dtype == np.uint8 and channels in (1, 3):
+        if images.is_picture(image):
           fills = [levels(x, channels) for x in (self.mean, self.std)]
           mean, std = np.array(fills, np.float32)
           noise = np.clip(np.rint(mean + std * noise), 0, 255)

@@ -124,7 +124,7 @@ class Data:
 
   @property
   def decode(self) -> Any:
-    """What decodes the image files of the source, see `images.Colours`."""
+    """Decoder of the image files of the source, see `images.Colours`."""
     return images.decoder(self.source)
 
   def processes_and_threads(self) -> tuple[int, int]:

@@ -54,6 +54,7 @@ class Raster:
   shown: tuple[Natural, Natural, Natural] | None = None
 
   dtype: ClassVar = 'float32'
+  most_checked: ClassVar = 2000  # in seconds: they are decoded
   endings: ClassVar = (
     *('.tif', '.tiff', '.png', '.npy', '.npz', '.dcm'),
     *('.jpg', '.jpeg', '.bmp', '.webp'),

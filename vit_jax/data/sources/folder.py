@@ -27,7 +27,6 @@ _SPLIT = re.compile(
   r'pred)([\W\d_]|sets?|images?|imgs?|data|simple)*'
 )
 _CSV = '--config.data.source.csv'
-_MOST_CHECKED = 50_000  # files, in a few seconds
 
 
 class Folder(tables.Labelled):
@@ -77,7 +76,7 @@ class Folder(tables.Labelled):
     decode: Decode | None = None,
     classes: bool = True,
   ) -> None:
-    self.decode = decode = decode or images.Colours(channels, exif)
+    self.decode: Any = decode or images.Colours(channels, exif)
     self.targets = targets
     root = epath.Path(path).expanduser()
     # The folder that is searched for images; None: a table lists them.
@@ -100,14 +99,16 @@ class Folder(tables.Labelled):
       )
       self.where, self.used = listed.where, listed.used
       files, self._missing = listed.files, listed.missing
-      self._more = [listed.channel(x, decode) for x in others]
+      self._more = [listed.channel(x, self.decode) for x in others]
       labels, names = listed.labels, listed.names
       self._columns = {k: x.numbers for k, x in listed.columns.items()}
       self._rows = listed.rows
     elif classes:
-      files, labels, names = _from_folders(root, split, class_names, decode)
+      files, labels, names = _from_folders(
+        root, split, class_names, self.decode
+      )
     else:
-      files, names = _images(self._base, decode, nested=False), None
+      files, names = _images(self._base, self.decode, nested=False), None
       labels = np.zeros(len(files), np.int32)
     if not csv:
       files = binary(files)
@@ -124,7 +125,7 @@ class Folder(tables.Labelled):
   def check_files(self, remedy: str) -> None:
     """Raise UnreadableError with visibly broken files, if they are local."""
     if '://' not in os.fspath(self._base):
-      is_large = len(self) > _MOST_CHECKED
+      is_large = len(self) > self.decode.most_checked
       checked = self._missing if is_large else range(len(self))
       paths = tuple(map(self._paths, checked))
       image_files.check(paths, remedy, self.decode)

@@ -107,12 +107,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   names = _choose(args.figure, weights, paths)
   output = pathlib.Path(args.output).expanduser()
   output.mkdir(parents=True, exist_ok=True)
-  files = {
-    name: output / f'{name}.{args.format or "jpg"}'
-    if name in figures.SHEETS
-    else output / f'{name}.{args.format or "png"}'
-    for name in names
-  }
+  ending = dict.fromkeys(figures.SHEETS, args.format or 'jpg')
+  rest = args.format or 'png'
+  files = {x: output / f'{x}.{ending.get(x, rest)}' for x in names}
   of_images = [name for name in names if name in arrays.OF_IMAGES]
   for name in names:
     if name not in of_images:
