@@ -412,6 +412,31 @@ def of_layers(numbers):
   return {'features': blocks, 'statistics': ('mean', 'max', 'std')}
 
 
+def patches(size, layers=(), **fields):
+  """Return the evaluator of patches of the last tokens and of layers.
+
+  `fields` are of the source of images and masks, which the user may set.
+  """
+  unset = {key: placeholder(str) for key in ('path', 'csv', 'image_key')}
+  unset |= {'mask_key': 'mask', 'class_names': placeholder(object)}
+  unset |= {'values': placeholder(tuple), 'void': (255,), **fields}
+  source = make('data.sources.masks.open_masked', split='train', **unset)
+  square = resize(size, interpolation='bicubic', antialias=True)
+  train = ConfigDict(data(source, square, batch_size=32))
+  test = data(source, square, batch_size=32)
+  test['source'] = references(train.source) | {'split': 'test'}
+  maps = {f'_{number}': (f'map_{number - 1}',) for number in layers}
+  if len(layers) > 1:
+    maps['_layers'] = tuple(x for (x,) in maps.values())
+  readouts = {
+    f'{name}{of}': make(f'evals.patch_readouts.{kind}', features=features)
+    for name, kind in (('linear', 'Linear'), ('near', 'Neighbours'))
+    for of, features in {'': ('map_-1',), **maps}.items()
+  }
+  sets = {'train': train, 'test': test}
+  return make('evals.patches.Patches', data=sets, readouts=readouts)
+
+
 def few_shot(shots, seeds=(0, 1, 2), **fields):
   """Return the paper's few-shot readout; each seed draws other examples."""
   return make('evals.fewshot.FewShot', shots=shots, seeds=seeds, **fields)

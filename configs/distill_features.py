@@ -26,6 +26,7 @@ Arguments (separated by commas; the first of a list is the default):
   lr=RATE    5e-4 * sqrt(batch / 1536)
   labels     PATH/CLASS/IMAGE: a tenth of each class is held out, and nearest
              neighbours and a linear classifier predict its classes
+  patches    images with masks of their own judge the patches, as in evaluate.py
   tiny       seconds on a CPU, to try out the data
 
 Loss, optimizer, crops and colours are those of "v3" in lightly-train, written
@@ -46,7 +47,7 @@ MODELS = ('S/16', 'Ti/16', 'S/32', 'B/16', 'B/32', 'L/16', 'L/14')
 def get_config(argument=''):
   args = arguments.parse(
     argument,
-    ('labels', 'tiny'),
+    ('labels', 'patches', 'tiny'),
     model=MODELS,
     size=224,
     epochs=200.0,

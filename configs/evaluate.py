@@ -17,16 +17,21 @@ Arguments (separated by commas; the first of a list is the default):
              fewshot is the paper's (section 4.1), on 5 and 10 examples of each
              class; nearest neighbours and logistic regression, whose strength
              is chosen on a held-out tenth, use all
+  patches    a linear classifier and nearest neighbours of patches, for images
+             with masks (docs/evaluation.md) in PATH/train and PATH/test, or in
+             the columns image and mask of a table;
+             --config.evals.patches.data.train.source.path=PATH
   layers=6+8+10+12   readouts learn from these layers of a ViT instead of its
              pooled output: the mean, maximum and deviation over patches, which
-             show small things better (docs/photographs.md)
+             show small things better (docs/photographs.md). Readouts of patches
+             learn from the last tokens, each of these layers, and all of them
   flip       accuracy averages the probabilities of each image and its mirror
              image, readouts average their features
   labels=a+b, number=age, order=0<1<2   weights that have learned other labels
              than one class, see labels.py
   size=224   pixels: smaller side resized to 8/7 of it, central crop; position
              embeddings are interpolated, which is reported. By default the
-             size, resize and crop of the weights
+             size, resize and crop of the weights; with patches 224
 """
 
 from configs import arguments, common, finetune, labels
@@ -44,17 +49,22 @@ OF_LAYERS = {'standardize': True, 'C': (0.001, 0.01, 0.1, 1.0)}
 def get_config(argument=''):
   args = arguments.parse(
     argument,
-    ('accuracy', *READOUTS, 'flip'),
+    ('accuracy', *READOUTS, 'flip', 'patches'),
     data=('folder', 'tfds'),
     size=int,
     layers='',
     **labels.OPTIONS,
   )
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
+  layers = [int(x) for x in args.layers.split('+') if x]
+  if args.patches:
+    args.size = args.size or 224
   config = common.evaluation(args.size)
   config.evals = {}
+  if args.patches:
+    config.evals.patches = common.patches(args.size, layers)
   test = data(args, config, 'test')
-  if args.accuracy or not readouts:
+  if args.accuracy or not (readouts or args.patches):
     kind, _ = labels.of(args)
     config.evals.test = common.make(f'evals.{kind.evaluator}', data=test)
     if args.flip:
@@ -62,12 +72,12 @@ def get_config(argument=''):
   if readouts:
     images = {'train': data(args, config, 'train'), 'test': test}
     fields = {'flip': args.flip}
-    if args.layers:
-      fields |= common.of_layers(int(x) for x in args.layers.split('+'))
+    if layers:
+      fields |= common.of_layers(layers)
       if args.logistic:
         readouts['logistic'] = READOUTS['logistic'] | OF_LAYERS
     config.evals.frozen = common.frozen({'images': images}, readouts, **fields)
-  elif args.layers:
+  elif layers and not args.patches:
     raise ValueError(
       f"'layers={args.layers}' is for readouts. Add one: {', '.join(READOUTS)}."
     )

@@ -27,6 +27,7 @@ Arguments (separated by commas; the first of a list is the default):
              as alike as the weights see them, see objectives/anchor.py
   labels     PATH/CLASS/IMAGE: a tenth of each class is held out, and nearest
              neighbours and a linear classifier predict its classes
+  patches    images with masks of their own judge the patches, as in evaluate.py
   imagenet   the published settings for ImageNet-1k, see self_supervised.md
   folder     with `imagenet`: PATH/train/CLASS and PATH/val/CLASS, not TFDS
   tiny       a minute on a CPU, most of it to compile, to try out the data
@@ -237,7 +238,7 @@ __doc__ = __doc__.replace(
 def get_config(argument=''):
   args = arguments.parse(
     argument,
-    ('anchor', 'labels', 'imagenet', 'folder', 'tiny'),
+    ('anchor', 'labels', 'patches', 'imagenet', 'folder', 'tiny'),
     method=tuple(METHODS),
     model=(None, *MODELS),
     size=224,
@@ -365,4 +366,6 @@ def evaluators(config, args, held_out):
       'linear': common.make('evals.logistic.Logistic', C=(1e-2, 1.0)),
     }
     evals['labels'] = common.frozen(data, readouts, every_fraction=0.25)
+  if args.patches:
+    evals['patches'] = common.patches(args.size) | {'every_fraction': 0.25}
   return evals

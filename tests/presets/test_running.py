@@ -21,6 +21,7 @@ from tiny import encode
 from vit_jax import config as configs
 from vit_jax.data import vtab
 from vit_jax.runs.records import read_records
+from vit_jax.tools import samples
 
 
 def jpeg(seed):
@@ -279,6 +280,18 @@ def test_evaluate_on_another_split(pretrained, data_dir, tmp_path):
   config.init_from.path = str(pretrained(*B16))
   result = configs.run(config, tmp_path / 'accuracy')
   assert result['test/num_examples'] == 20
+
+
+@pytest.mark.slow
+def test_evaluate_patches(pretrained, tmp_path, monkeypatch):
+  monkeypatch.setattr(samples, 'MASKED', {'train': 6, 'test': 4})
+  samples.main([f'{tmp_path}/masked', '--masks'])
+  config = load_config('evaluate', 'patches,size=28,layers=1')
+  config.evals.patches.data.train.source.path = f'{tmp_path}/masked'
+  config.init_from.path = str(pretrained(*B16))
+  result = configs.run(config, tmp_path / 'run')
+  found = {f'{x}{of}' for x in ('linear', 'near') for of in ('', '_1')}
+  assert {x for x in found if 0 < result[f'patches/{x}/miou'] < 1} == found
 
 
 @pytest.mark.slow

@@ -539,6 +539,13 @@ VALUES = """
     evals.frozen.statistics=('mean','max','std')
     evals.frozen.readouts.logistic.standardize=True
     evals.frozen.readouts.logistic.C=(0.001,0.01,0.1,1.0)
+  evaluate:patches,layers=6+9 image_shape=(224,224,3)
+    evals.patches.data.train.transforms.0.size=224
+    evals.patches.data.test.source.split=test
+    evals.patches.readouts.linear.features=('map_-1',)
+    evals.patches.readouts.near_6.features=('map_5',)
+    evals.patches.readouts.linear_layers.features=('map_5','map_8')
+  pretrain_folder:dino,patches evals.patches.every_fraction=0.25
   evaluate:tfds,labels=a+b,flip evals.test.target=MultiLabel
     evals.test.flip=True evals.test.data.source.targets.target=Labels
   fewshot:knn evals.frozen.readouts.fewshot.shots=(1,5,10,25)

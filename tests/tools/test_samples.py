@@ -8,6 +8,7 @@ import pytest
 
 from vit_jax.data import images
 from vit_jax.data.sources.folder import Folder
+from vit_jax.data.sources.masks import VOID, open_masked
 from vit_jax.tools import samples
 
 
@@ -38,6 +39,18 @@ def test_a_table_says_what_is_drawn(tmp_path, monkeypatch):
     is_shape = np.abs(image - image[64, 64]).max(-1) > 50
     parts, _ = cv2.connectedComponents(is_shape.astype(np.uint8))
     assert parts - 1 == int(row['count']) >= len(names)
+
+
+def test_masks_say_what_is_cut(tmp_path, monkeypatch):
+  monkeypatch.setattr(samples, 'MASKED', {'train': 4, 'test': 2})
+  samples.main([f'{tmp_path}', '--masks'])
+  for split, count in samples.MASKED.items():
+    source = open_masked(tmp_path, split=split)
+    assert tuple(source.pixel_classes) == samples.MASK_CLASSES
+    assert len(source) == count
+    for i in range(count):
+      found = {*np.unique(source[i]['mask'])} - {VOID, 0}
+      assert found and found <= ({4, 5, 6} if i % 2 else {1, 2, 3})
 
 
 def test_a_file_is_no_folder(tmp_path):

@@ -209,6 +209,11 @@ class Data:
       ValueError for unreadable examples, wrong labels and unequal shapes.
     """
     source = self.source
+    if hasattr(source, 'pixel_classes'):
+      raise UserError(
+        'Masks are for evals.patches.Patches: training moves images, but not '
+        'their masks. Train on the images alone.'
+      )
     if isinstance(source, Unlabelled):  # an order may need the labels
       source = source.source
     visits = self.order.bind(source, seed)

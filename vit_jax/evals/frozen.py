@@ -209,9 +209,12 @@ class Linear:
 
   def predict(self, x: np.ndarray) -> np.ndarray:
     """Return class numbers [N] for features x [N, D]."""
+    return self.classes[np.argmax(self.logits(x), axis=1)]
+
+  def logits(self, x: np.ndarray) -> np.ndarray:
+    """Return float64 [..., K] for features x [..., D]."""
     kernel = self.kernel / self.std[:, None]
-    logits = x.astype(np.float64) @ kernel + (self.bias - self.mean @ kernel)
-    return self.classes[np.argmax(logits, axis=1)]
+    return x.astype(np.float64) @ kernel + (self.bias - self.mean @ kernel)
 
   def accuracy(self, split: Split) -> float:
     """Return the fraction of correct predictions."""

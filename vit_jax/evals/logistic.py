@@ -75,7 +75,10 @@ class Logistic:
   def fit(
     self, train: Split, strengths: Sequence[float]
   ) -> list[tuple[Linear, bool]]:
-    """Return (Linear, whether it reached `tol`) for each C in turn."""
+    """Return (Linear, whether it reached `tol`) for each C in turn.
+
+    train.y are classes, int [N], or the shares of all classes, float32 [N, K].
+    """
     count, dim = train.x.shape
     # Centring changes nothing, because the bias is not penalised. A common
     # scale gives `tol` a meaning; the penalty takes it into account.
@@ -83,8 +86,12 @@ class Logistic:
     scale = 1.0 if self.standardize else np.sqrt(np.mean(std**2))
     std = std if self.standardize else np.full(dim, scale)
     x = (train.x - mean.astype('f4')) / std.astype('f4')
-    classes, labels = np.unique(train.y, return_inverse=True)
-    data = jax.device_put((x, labels.astype(np.int32)))
+    if train.y.ndim == 1:
+      classes, labels = np.unique(train.y, return_inverse=True)
+      labels = labels.astype(np.int32)
+    else:
+      classes, labels = np.arange(train.y.shape[1]), train.y
+    data = jax.device_put((x, labels))
     params = tuple(np.zeros((n, len(classes)), np.float32) for n in (dim, 1))
     found = []
     for C in strengths:
@@ -121,6 +128,8 @@ def _minimise(params, data, penalty, max_iter, tol):
     def of_example(example):
       x, label = example
       logits = jnp.matmul(x, kernel, precision='highest') + bias[0]
+      if label.ndim == logits.ndim:
+        return optax.softmax_cross_entropy(logits, label)
       return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
     losses = jax.lax.map(of_example, data, batch_size=_ROWS)

@@ -444,6 +444,8 @@ class VisionTransformer(Classifier):
       out, outputs = jax.tree.map(whole.without_padding, (out, outputs))
     out |= outputs if per_layer else {'tokens': outputs['tokens']}
     for i in maps:
+      if not -1 <= i < self.depth:
+        raise UserError(f'map_{i}: there are {self.depth} layers, from map_0.')
       chosen = outputs['tokens' if i == -1 else f'block_{i}']
       patches = chosen[:, layout.prefix :]
       out[f'map_{i}'] = patches.reshape(-1, *cells, self.width)

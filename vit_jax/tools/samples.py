@@ -1,14 +1,21 @@
 """Colour pictures to try the commands of the README without a download.
 
-python -m vit_jax.tools.samples DIR [--table]
+python -m vit_jax.tools.samples DIR [--table | --masks]
 
 Draws DIR/CLASS/*, 40 pictures in each of 6 classes: three shapes and three
 patterns, of several sizes, proportions and file formats. With --table, draws
 DIR/*.png of one to four shapes, and DIR/table.csv with a column of 0 and 1 for
 each shape, shapes (circle|star), count, size (of the largest, in percent of the
 picture), and group (of four pictures with the same colours).
+
+With --masks, cuts photographs of scikit-image: DIR/SPLIT/images/*.jpg and
+DIR/SPLIT/masks/*.png for train and test, and DIR/classes.txt. Half of the
+pictures have blobs of three materials, which their texture tells, the others
+three shapes of any photograph, which only their outline tells. Train and test
+have different halves of the photographs. 255 is void.
 """
 
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +31,10 @@ CLASSES = ('checks', 'circle', 'rings', 'star', 'stripes', 'triangle')
 PER_CLASS, IN_TABLE = 40, 240
 SHAPES = ('circle', 'star', 'triangle')
 TABLE = ('image', *SHAPES, 'shapes', 'count', 'size', 'group')
+MASKED = {'train': 120, 'test': 60}
+MATERIALS = ('brick', 'grass', 'gravel')
+MASK_CLASSES = ('background', *MATERIALS, *SHAPES)
+SCENES = ('astronaut', 'chelsea', 'coffee', 'hubble_deep_field', 'rocket')
 _ENDINGS = ('jpg', 'jpg', 'png', 'webp')
 
 
@@ -53,6 +64,57 @@ def draw_several(i: int) -> tuple[np.ndarray, list[Any]]:
   row = [f'{i:03}.png', *(int(x in names) for x in SHAPES)]
   row += ['|'.join(sorted({*names})), count, f'{200 * max(radii):.1f}', i // 4]
   return _coloured(inside, x, y, _colours(of_group), rng), row
+
+
+def draw_masked(split: str, i: int) -> tuple[np.ndarray, np.ndarray]:
+  """Return (picture of two or three parts of photographs, its mask).
+
+  Both are uint8, [H, W, 3] and [H, W] of 224 to 320 pixels. Light and contrast
+  of each part are random. A line of one pixel around the parts is void (255).
+  """
+  rng = np.random.default_rng([7, i, split == 'test'])
+  height, width = rng.integers(224, 321, size=2)
+  y, x = np.mgrid[:height, :width] / min(height, width)
+  image = _photograph(rng.choice(SCENES), split, (height, width), rng)
+  mask = np.zeros((height, width), np.uint8)
+  names = rng.permutation(SHAPES if i % 2 else MATERIALS)
+  for name in names[: rng.integers(2, 4)]:
+    radius = rng.uniform(0.17, 0.3)
+    middle = (rng.uniform(0.1, axis.max() - 0.1) for axis in (x, y))
+    place = (x + 1j * y - complex(*middle)) * np.exp(1j * rng.uniform(0, 7))
+    if i % 2:
+      inside = _distance(name, place / radius) > 0
+    else:
+      angles = np.multiply.outer(range(2, 5), np.angle(place))
+      waves = np.tensordot(rng.normal(0, 0.15, 3), np.cos(angles), 1)
+      inside = np.abs(place) < radius * (0.8 + waves)
+    photo = rng.choice(SCENES) if i % 2 else name
+    image[inside] = _photograph(photo, split, (height, width), rng)[inside]
+    mask[inside] = MASK_CLASSES.index(name)
+  edge = np.zeros(mask.shape, bool)
+  edge[1:] |= mask[1:] != mask[:-1]
+  edge[:, 1:] |= mask[:, 1:] != mask[:, :-1]
+  return image, np.where(edge, np.uint8(255), mask)
+
+
+@functools.cache
+def _opened(name):
+  from skimage import data  # of the extra 'elpv'
+
+  return Image.fromarray(getattr(data, name)()).convert('RGB')
+
+
+def _photograph(name, split, size, rng):
+  """Return a random part of a half of a photograph: uint8 [H, W, 3]."""
+  photo = _opened(name)
+  width, height = photo.size
+  w, h = width / 2 * rng.uniform(0.5, 0.95), height * rng.uniform(0.5, 0.95)
+  left = rng.uniform(0, width / 2 - w) + (split == 'test') * width / 2
+  top = rng.uniform(0, height - h)
+  box = left, top, left + w, top + h
+  part = photo.resize(size[::-1], Image.Resampling.BICUBIC, box)
+  light = np.asarray(part) * rng.uniform(0.6, 1, 3) + rng.uniform(-20, 60)
+  return np.clip(light[:, :: rng.choice([-1, 1])], 0, 255).astype(np.uint8)
 
 
 def _coloured(distance, x, y, colours, rng):
@@ -94,7 +156,9 @@ def _colours(rng):
 def main(argv: Sequence[str] | None = None) -> None:
   parser = parsers.parser(__doc__, 'tools.samples DIR')
   parser.add_argument('folder', type=pathlib.Path)
-  parser.add_argument('--table', action='store_true', help='several shapes')
+  kind = parser.add_mutually_exclusive_group()
+  kind.add_argument('--table', action='store_true', help='several shapes')
+  kind.add_argument('--masks', action='store_true', help='classes of pixels')
   args = parser.parse_args(argv)
   folder, rows = args.folder, [list(TABLE)]
   if args.table:
@@ -104,6 +168,17 @@ def main(argv: Sequence[str] | None = None) -> None:
       rows.append(row)
     (folder / 'table.csv').write_text(''.join(map(csv_line, rows)))
     return print(f'{IN_TABLE} pictures and table.csv in {folder}')
+  if args.masks:
+    for split, count in MASKED.items():
+      parts = [folder / split / name for name in ('images', 'masks')]
+      for part in parts:
+        part.mkdir(parents=True, exist_ok=True)
+      for i in range(count):
+        image, mask = map(Image.fromarray, draw_masked(split, i))
+        image.save(parts[0] / f'{i:03}.jpg', quality=92)
+        mask.save(parts[1] / f'{i:03}.png')
+    (folder / 'classes.txt').write_text('\n'.join(MASK_CLASSES) + '\n')
+    return print(f'{MASKED} pictures with masks in {folder}')
   for label, name in enumerate(CLASSES):
     (folder / name).mkdir(parents=True, exist_ok=True)
     for i in range(PER_CLASS):

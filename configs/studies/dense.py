@@ -1,0 +1,87 @@
+"""Do patches become better for classes of pixels when a model continues?
+
+    pip install -e '.[elpv,dinov2]'
+    python -m vit_jax.tools.samples MASKED --masks
+    python -m vit_jax.main --config=configs/studies/dense.py \
+        --config.shared.masked=MASKED --workdir=DIR
+
+DINOv2-S, that pip brings, continues on the training images without their masks,
+by LeJEPA and by DINOv2's objective, with and without an anchor. The readouts of
+evals/patches.py learn from it before and after, from random weights and from
+pixels. Nothing was chosen on test images. docs/evaluation.md has the result.
+
+Arguments (separated by commas):
+  seeds=5    of training; the weights before are one model
+  steps=12   of 16 images
+  tiny       one seed, few steps: minutes, to check that it runs
+"""
+
+import itertools
+
+from configs import arguments, common, pretrain_folder
+from configs.studies.photographs_trained import WEIGHTS
+from configs.studies.teachers import ANCHORS, OBJECTIVES
+
+PX, LOCAL_PX, BATCH = 112, 56, 16
+COLUMNS = {'linear': 'linear', 'linear_9': 'layer 9', 'near': 'nearest'}
+BEFORE = {'start': 'the weights', 'random': 'random weights'}
+
+
+def get_config(argument=''):
+  args = arguments.parse(argument, ('tiny',), seeds=5, steps=12)
+  if args.tiny:
+    args.seeds, args.steps = 1, 4
+  shared = {'weights': WEIGHTS, 'masked': common.placeholder(str)}
+  shared, runs = common.ConfigDict(shared), {}
+  weights, masked = map(shared.get_oneway_ref, ('weights', 'masked'))
+  for seed in range(args.seeds):
+    for name in BEFORE:
+      config = common.evaluation(PX)
+      config.init_from.path = weights
+      if name == 'random':
+        config.init_from.update(head='reset', head_rule='.*')
+      runs[f'{name}_seed{seed}'] = config
+    for name, anchor in itertools.product(OBJECTIVES, ANCHORS):
+      config = continued(args, name, anchor)
+      config.init_from.path = weights
+      config.data.source.path = masked
+      runs[f'{name}_{anchor}_seed{seed}'] = config
+    for config in list(runs.values())[-6:]:
+      config.seed = seed
+      config.evals = {'patches': common.patches(PX, (9,), path=masked)}
+  pixels = common.make('evals.patch_readouts.Linear', features=('pixels',))
+  runs['start_seed0'].evals.patches.readouts.pixels = pixels
+  return common.study(
+    runs, reports(), shared=shared, discard='.*_(free|anchor)_.*'
+  )
+
+
+def continued(args, name, anchor):
+  """Return a short training without labels that starts from weights."""
+  config = pretrain_folder.get_config(
+    f'{name},from_weights,size={PX},local={LOCAL_PX},batch={BATCH},anchor'
+  )
+  del config.total_epochs
+  config.total_steps = args.steps
+  config.data.source.split = 'train/images'
+  config.data.transforms[0]['local_count'] = 2
+  config.objective.weight = 0.0 if anchor == 'free' else 1.0
+  return config
+
+
+def reports():
+  """Yield tables of mIoU, and of its differences to the weights."""
+  rows = dict(BEFORE)
+  for (name, title), (key, anchor) in itertools.product(
+    OBJECTIVES.items(), ANCHORS.items()
+  ):
+    rows[f'{name}_{key}'] = f'{title}, {anchor}'
+  cells = [
+    {'row': row, 'column': column, 'runs': rf'{name}_seed(?P<seed>\d+)'}
+    | {'metric': f'patches/{readout}/miou'}
+    for name, row in rows.items()
+    for readout, column in COLUMNS.items()
+  ]
+  yield common.table(cells, title='mIoU', name='mIoU')
+  title = 'Differences to the weights'
+  yield common.paired(cells, title=title, name='differences')
