@@ -419,7 +419,7 @@ def patches(size, layers=(), **fields):
   """
   unset = {key: placeholder(str) for key in ('path', 'csv', 'image_key')}
   unset |= {'mask_key': 'mask', 'class_names': placeholder(object)}
-  unset |= {'values': placeholder(tuple), 'void': (255,), **fields}
+  unset |= {key: placeholder(tuple) for key in ('values', 'void')} | fields
   source = make('data.sources.masks.open_masked', split='train', **unset)
   square = resize(size, interpolation='bicubic', antialias=True)
   train = ConfigDict(data(source, square, batch_size=32))

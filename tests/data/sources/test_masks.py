@@ -11,7 +11,7 @@ from vit_jax.data.subsets import Subset
 
 CLASSES = np.array([[0, 1, 255], [2, 2, 0]], np.uint8)
 READ = np.array([[0, 1, VOID], [2, 2, 0]])
-COLOURS = np.array([(0, 0, 0), (200, 0, 9), (0, 77, 9)], np.uint8)
+COLOURS = np.array([(0, 0, 0), (200, 0, 9), (0, 0, 255)], np.uint8)
 
 
 def folder(top, masks, split='', ending='png'):
@@ -98,7 +98,7 @@ def test_a_column_of_hugging_face(tmp_path):
     (
       coloured()[0],
       {'values': coloured()[1]['values']},
-      r'has the values \(224, 224, 192\)',
+      'has the values #e0e0c0',
     ),
     (CLASSES, {'values': (0, 1)}, '2 values of 3 classes'),
   ],

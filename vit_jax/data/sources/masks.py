@@ -14,6 +14,7 @@ from vit_jax.data.subsets import Example, Source, View, describe
 from vit_jax.types import MACHINE, Decode, PathLike, UserError
 
 VOID = -1  # pixels of a mask that count nowhere
+_UNKNOWN = -2
 Value = int | Sequence[int]  # of a pixel: a number, or (red, green, blue)
 
 
@@ -26,7 +27,7 @@ def open_masked(
   mask_key: str = 'mask',
   class_names: Annotated[PathLike | Sequence[str] | None, MACHINE] = None,
   values: Sequence[Value] | None = None,
-  void: Sequence[Value] = (255,),
+  void: Sequence[Value] | None = None,
   decode: Decode | None = None,
 ) -> 'Masked':
   """Return images and masks that are named like them, or in another column.
@@ -93,7 +94,8 @@ class Masked(View):
     class_names: names of the classes.
     values: value of the pixels of each class, in the order of the names.
       Default: 0, 1, 2, ...
-    void: values of pixels that count nowhere; 255 in Pascal VOC and Cityscapes.
+    void: values of pixels that count nowhere. Default: 255, as in Pascal VOC
+      and Cityscapes; of colours none.
 
   Raises:
     UserError: by an example: the mask has another size than the image, other
@@ -107,7 +109,7 @@ class Masked(View):
     class_names: Sequence[str],
     *,
     values: Sequence[Value] | None = None,
-    void: Sequence[Value] = (255,),
+    void: Sequence[Value] | None = None,
   ) -> None:
     super().__init__(source, range(len(source)))
     values = range(len(class_names)) if values is None else values
@@ -116,14 +118,14 @@ class Masked(View):
         f'There are {len(values)} values of {len(class_names)} classes '
         f'{tables.some(class_names)}. Expected one for each.'
       )
-    known = [*values, *(x for x in void if x not in values)]
     self._masks, self.pixel_classes = masks, [*class_names]
-    self._has_colours = any(np.ndim(x) for x in known)
-    numbers = np.array([*map(_number, known)])
-    classes = np.full(len(known), VOID, np.int16)
-    classes[: len(values)] = np.arange(len(values))
-    order = np.argsort(numbers)
-    self._numbers, self._classes = numbers[order], classes[order]
+    self._has_colours = any(map(np.ndim, values))
+    if void is None:
+      void = () if self._has_colours else (255,)
+    bits = 24 if self._has_colours else 16
+    self._table = np.full(2**bits, _UNKNOWN, np.int16)
+    self._table[[*map(_number, void)]] = VOID
+    self._table[[*map(_number, values)]] = range(len(values))
 
   def __getitem__(self, index: int) -> Mapping[str, Any]:
     example = super().__getitem__(index)
@@ -139,15 +141,16 @@ class Masked(View):
     size = images.opened(images.decoder(self.source), example['image']).shape
     if found.shape != size[:2]:
       raise UserError(f'{where} is {found.shape}, its image {size[:2]}.')
-    at = np.searchsorted(self._numbers, found).clip(max=len(self._numbers) - 1)
-    if (wrong := found[self._numbers[at] != found]).size:
-      given, known = map(self._texts, (np.unique(wrong)[:5], self._numbers))
+    classes = self._table[found]
+    if (wrong := found[classes == _UNKNOWN]).size:
+      known = np.flatnonzero(self._table != _UNKNOWN)
+      given, known = map(self._texts, (np.unique(wrong), known))
       raise UserError(
-        f'{where} has the values {given}. Expected {known} of void and the '
+        f'{where} has the values {given}. Expected {known}, of void and '
         f'{len(self.pixel_classes)} classes. Set class_names and values, one '
         'for each class, and void, values that count nowhere.'
       )
-    return self._classes[at]
+    return classes
 
   def _values(self, data, where):
     """Return the numbers of a mask, int [H, W]; see `_number`."""
@@ -171,10 +174,9 @@ class Masked(View):
     return found
 
   def _texts(self, numbers):
-    if self._has_colours:
-      parts = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], 1)
-      return ', '.join(str(tuple(x)) for x in parts.tolist())
-    return ', '.join(map(str, numbers))
+    form = '#{:06x}' if self._has_colours else '{}'
+    more = ', ...' * (len(numbers) > 12)
+    return ', '.join(map(form.format, numbers[:12])) + more
 
 
 def _number(value):
