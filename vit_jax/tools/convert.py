@@ -9,6 +9,8 @@ the same ending, add --format:
   NAME.npz         npz (the papers' authors), or --format=vit_jax (any model,
                    also your own)
   NAME.stablehlo   a function that runs without this code (weights/export.py)
+  NAME.onnx        a graph for onnxruntime and others, of models that timm has
+                   (weights/to_onnx.py)
   FOLDER           timm (model.safetensors, config.json), or --format=hf
 
 NAME.json next to an npz, and NAME.stablehlo.json next to a function, have the
@@ -30,12 +32,17 @@ from vit_jax.io.files import write_json
 from vit_jax.models.flexi import FlexiPatches
 from vit_jax.tools import arguments, parsers
 from vit_jax.types import PathLike, UserError
-from vit_jax.weights import export, formats
+from vit_jax.weights import export, formats, to_onnx
 from vit_jax.weights.bundle import Weights
 
-FORMATS = ('npz', 'vit_jax', 'stablehlo', 'timm', 'hf')
+FORMATS = ('npz', 'vit_jax', 'stablehlo', 'onnx', 'timm', 'hf')
 _ANY_MODEL = ('vit_jax', 'stablehlo')
-_OF_ENDING = {'.npz': 'npz', '.stablehlo': 'stablehlo', '': 'timm'}
+_OF_ENDING = {
+  '.npz': 'npz',
+  '.stablehlo': 'stablehlo',
+  '.onnx': 'onnx',
+  '': 'timm',
+}
 
 
 def save(
@@ -64,6 +71,9 @@ def save(
       content, description = export.stablehlo(weights, **options)
       staged.write_bytes(content)
       write_json(staged.with_name(f'{staged.name}.json'), description)
+    elif format == 'onnx':
+      error = to_onnx.write(weights, staged)
+      terminal.say(f'onnxruntime differs by {error:.0e} of the spread.')
     else:
       formats.write(weights, staged, format)
     files = sorted(p for p in pathlib.Path(staging).rglob('*') if p.is_file())
@@ -83,7 +93,7 @@ def format_of(target: str, format: str | None = None) -> str:
   if '://' in target or format is None:
     raise UserError(
       f'{target} does not fit a format. Use NAME.npz (npz, vit_jax), '
-      'NAME.stablehlo, or a folder (timm, hf), local.'
+      'NAME.stablehlo, NAME.onnx, or a folder (timm, hf), local.'
     )
   return format
 
