@@ -184,14 +184,25 @@ def test_who_imports_which_package():
       assert used <= {'jax', 'numpy', 'vit_jax'} | sys.stdlib_module_names
 
 
-def test_reading_data_loads_no_jax():
-  """Workers start in a fraction of a second, and take little memory."""
-  names = {module_name(x) for x in FILES if room(x) == 'data'}
-  code = f"""
-import sys
-import {', '.join(sorted(names))}
-print(*{{'jax', 'flax', 'optax', 'tensorflow', 'grain'}} & set(sys.modules))
-"""
+DATA = sorted({module_name(x) for x in FILES if room(x) == 'data'})
+
+
+@pytest.mark.parametrize(
+  ('modules', 'packages'),
+  [
+    # Workers start in a fraction of a second, and take little memory.
+    (DATA, {'jax', 'flax', 'optax', 'tensorflow', 'grain'}),
+    # Images are predicted sooner.
+    (
+      ['vit_jax.tools.predict'],
+      {'orbax', 'tensorstore', 'optax', 'grain', 'scipy', 'matplotlib', 'onnx'},
+    ),
+  ],
+)
+def test_what_an_import_does_not_load(modules, packages):
+  code = (
+    f'import sys, {", ".join(modules)}; print(*{packages} & {{*sys.modules}})'
+  )
   done = python('-c', code)
   assert (done.returncode, done.stdout) == (0, '\n'), done.stderr
 

@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 from processes import python
 
 from vit_jax import main
-from vit_jax.runs import checkpoint
+from vit_jax.runs import checkpoint, workdirs
 
 CONFIG = """
 '''A small
@@ -185,6 +185,6 @@ def test_keys_that_a_file_does_not_have(config, tmp_path, capsys, monkeypatch):
   assert 'mesh.fsdp' in (tmp_path / 'report.html').read_text()
   saved = json.loads((tmp_path / 'config.json').read_text())
   assert saved['optimizer']['layer_decay'] == {'rate': 0.75}
-  assert checkpoint.find(tmp_path).name == '2'
+  assert workdirs.find_checkpoint(tmp_path).name == '2'
   params, _ = checkpoint.load_params(tmp_path)
   assert params['embedding/kernel'].shape == (4, 4, 1, 32)

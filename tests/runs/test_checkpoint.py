@@ -15,7 +15,7 @@ from options import all_set
 
 from vit_jax.durations import Timeline, steps
 from vit_jax.parallel import sharding
-from vit_jax.runs import checkpoint
+from vit_jax.runs import checkpoint, workdirs
 from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
 from vit_jax.train import TrainState
 from vit_jax.types import Kind, UserError
@@ -198,17 +198,18 @@ def test_find_and_load_params(tmp_path, caplog):
   checkpointer.close()
 
   folder = run / 'checkpoints'
-  assert checkpoint.find(run) == folder / '10'  # as numbers, not as text
-  assert checkpoint.find(run, 9) == folder / '9'
-  assert checkpoint.find(folder) == folder / '10'
-  assert checkpoint.find(str(folder / '9')) == folder / '9'
+  find = workdirs.find_checkpoint
+  assert find(run) == folder / '10'  # as numbers, not as text
+  assert find(run, 9) == folder / '9'
+  assert find(folder) == folder / '10'
+  assert find(str(folder / '9')) == folder / '9'
   for path, step, message in (
     (tmp_path / 'nowhere', None, 'nowhere does not exist'),
     (tmp_path, None, r'has no checkpoint; it has \[\]'),
     (run, 4, r'has no step 4; it has \[9, 10\]'),
   ):
     with pytest.raises(ValueError, match=message):
-      checkpoint.find(path, step)
+      find(path, step)
 
   caplog.clear()
   caplog.set_level(logging.WARNING)

@@ -328,36 +328,17 @@ def _checksum_of_json(value):
   return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
-def find(path: PathLike, step: int | None = None) -> epath.Path:
-  """Return the directory of one checkpoint, by default of the newest.
-
-  `path` is a workdir, its checkpoints folder, or one checkpoint (.../500).
-  """
-  path = epath.Path(path)
-  if path.name.isdecimal() and (path / 'params').exists():
-    return path
-  folder = path / 'checkpoints' if (path / 'checkpoints').exists() else path
-  steps = workdirs.steps(folder)
-  if step is None and steps:
-    step = steps[-1]
-  if step not in steps:
-    wanted = 'checkpoint' if step is None else f'step {step}'
-    seen = f'has no {wanted}; it has {steps}'
-    raise UserError(
-      f'{path} {seen if path.exists() else "does not exist"}. Use a workdir, '
-      'WORKDIR/checkpoints/STEP, or a file (.npz, .safetensors, .onnx).'
-    )
-  return folder / str(step)
-
-
 def load_params(
   path: PathLike,
   *,
   step: int | None = None,
   ema: bool | Literal['auto'] = 'auto',
 ) -> tuple[dict[str, np.ndarray], epath.Path]:
-  """Return ({path: parameter, or its EMA by `ema`}, directory), see `find`."""
-  directory = find(path, step)
+  """Return ({path: parameter, or its EMA by `ema`}, directory of them).
+
+  `path` and `step` as in `workdirs.find_checkpoint`.
+  """
+  directory = workdirs.find_checkpoint(path, step)
   has_ema = (directory / 'ema').exists()
   if ema is True and not has_ema:
     raise UserError(f'{directory} has no EMA. Leave out ema=True.')

@@ -203,6 +203,28 @@ def steps(folder: PathLike) -> list[int]:
   return sorted(int(name) for name in names if name.isdecimal())
 
 
+def find_checkpoint(path: PathLike, step: int | None = None) -> epath.Path:
+  """Return the directory of one checkpoint, by default of the newest.
+
+  `path` is a workdir, its checkpoints folder, or one checkpoint (.../500).
+  """
+  path = epath.Path(path)
+  if path.name.isdecimal() and (path / 'params').exists():
+    return path
+  folder = path / 'checkpoints' if (path / 'checkpoints').exists() else path
+  known = steps(folder)
+  if step is None and known:
+    step = known[-1]
+  if step not in known:
+    wanted = 'checkpoint' if step is None else f'step {step}'
+    seen = f'has no {wanted}; it has {known}'
+    raise UserError(
+      f'{path} {seen if path.exists() else "does not exist"}. Use a workdir, '
+      'WORKDIR/checkpoints/STEP, or a file (.npz, .safetensors, .onnx).'
+    )
+  return folder / str(step)
+
+
 @functools.cache
 def git_commit() -> str | None:
   """Return the git commit of the checkout, '+dirty' if modified, or None."""

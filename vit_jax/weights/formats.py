@@ -27,7 +27,7 @@ from vit_jax.config.values import hints_of, misfit
 from vit_jax.io.files import read_json, write_json
 from vit_jax.models.pooling import Head
 from vit_jax.models.vit import Classifier, VisionTransformer, as_pair
-from vit_jax.runs import checkpoint, workdirs
+from vit_jax.runs import workdirs
 from vit_jax.runs.records import read_records
 from vit_jax.types import PathLike, UserError
 from vit_jax.weights import (
@@ -113,6 +113,8 @@ def read(
     if directory is not None:
       weights = _described(workdirs.description(directory), trust, options)
       if values:
+        from vit_jax.runs import checkpoint  # with Orbax, for workdirs only
+
         params, _ = checkpoint.load_params(directory, ema=ema)
         weights.params = _fitting(params, weights)
       weights.step = int(directory.name)
@@ -171,7 +173,7 @@ def _locate(path, step, keep=lambda names: {}):
     raise UserError(f'{path} has {", ".join(known)}. Name one of them.')
   if known:
     return None, f'{path}/{known[0]}'
-  directory = checkpoint.find(path, step)
+  directory = workdirs.find_checkpoint(path, step)
   if not (directory / 'params').exists():
     steps = [*{*workdirs.steps(directory.parent)} - {int(directory.name)}]
     raise UserError(f'{directory} is not whole. Use --step=N, one of {steps}.')
