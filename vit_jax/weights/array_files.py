@@ -50,16 +50,20 @@ def read(
   files = [pathlib.Path(path)]
   if files[0].suffix == '.json':
     files = [files[0].parent / shard for shard in _shards(files[0], keep)]
-  names = [name for file in files for name in _read(file, False)]
+  parse = functools.cache(onnx_files.read)
+  names = [name for file in files for name in _read(file, False, parse)]
   used = keep(names) if keep else dict(zip(names, names))
   arrays: dict[str, np.ndarray] = {}
   for file in files:
-    arrays |= _read(file, values, {*used.values()})
+    arrays |= _read(file, values, parse, {*used.values()})
   return {new: arrays[name] for new, name in used.items()}
 
 
-def _read(path, values, used=None):
-  """Return {name: array} of a file; of safetensors those in `used`, or all."""
+def _read(path, values, parse, used=None):
+  """Return {name: array} of a file; of safetensors those in `used`, or all.
+
+  `parse` reads ONNX files, which have no list of names.
+  """
   try:
     with path.open('rb') as file:
       head = file.read(64)
@@ -68,7 +72,7 @@ def _read(path, values, used=None):
     if head[8:9] == b'{':
       return dict(_safetensors(path, values, used))
     if head[:1] == b'\x08':  # the version, first in the protobuf
-      found = onnx_files.read(path)
+      found = parse(path)
       how = float32 if values else lambda array: _blank(array.shape)
       return {name: how(array) for name, array in found.items()}
     raise UserError(
