@@ -31,7 +31,7 @@ def test_in_the_users_cache_folder(home, monkeypatch, tmp_path):
   assert made.name.startswith('cpu-')  # for this CPU only
   assert made.stat().st_mode & 0o777 == 0o700
   assert list(made.iterdir()) == []
-  assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.2
+  assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.05
 
   jax.config.update('jax_compilation_cache_dir', None)
   monkeypatch.delenv('XDG_CACHE_HOME')

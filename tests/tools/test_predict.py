@@ -33,8 +33,9 @@ def probabilities(layers):
 def test_equals_the_model_on_each_image(weights, paths, expected, caplog):
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
     results = list(predict(weights, paths, batch_size=1))  # 8 devices: 8 + 3
-  compiled = [r for r in caplog.messages if r.startswith('Finished XLA')]
-  assert len([r for r in compiled if 'forward' in r]) == 1
+  for step in ('tracing', 'XLA compilation'):
+    started = [r for r in caplog.messages if r.startswith(f'Finished {step}')]
+    assert len([r for r in started if 'forward' in r]) == 1
   assert [r['path'] for r in results] == paths
   for result in results:
     wanted = probabilities(expected[result['path']])

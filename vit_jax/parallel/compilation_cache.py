@@ -17,11 +17,11 @@ from etils import epath
 from vit_jax.io.files import is_local
 from vit_jax.types import PathLike
 
-_MIN_COMPILE_S = 0.2  # Programs that compile faster are not worth a file.
+_MIN_COMPILE_S = 0.05  # Programs that compile faster are not worth a file.
 _THRESHOLD = 'jax_persistent_cache_min_compile_time_secs'
 
 
-def enable(workdir: PathLike) -> None:
+def enable(workdir: PathLike = '') -> None:
   """Choose the folder of JAX's compilation cache, unless the user has.
 
   The user chooses with JAX_COMPILATION_CACHE_DIR, which may be gs://...; an

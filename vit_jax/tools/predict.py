@@ -41,7 +41,7 @@ from vit_jax.data.targets import top as top
 from vit_jax.io import terminal
 from vit_jax.io.files import csv_line
 from vit_jax.models.vit import VisionTransformer, grid_of
-from vit_jax.parallel import sharding
+from vit_jax.parallel import compilation_cache, sharding
 from vit_jax.tools import arguments, features, parsers
 from vit_jax.types import Params, UserError
 from vit_jax.weights import formats
@@ -64,15 +64,18 @@ def predict(
   and 'error'. `options` are more arguments of `in_batches`.
   """
   model, params = pretrained.build(weights)
-  forward = forward_fn(weights, model, layer)
-  like = (1, *weights.image_shape), weights.decode.dtype
-  out = jax.eval_shape(forward, params, jax.ShapeDtypeStruct(*like))
-  if layer is None and (not out or out[weights.targets.outputs].ndim != 2):
-    what = 'logits for each patch, not for the image' if out else 'no head'
-    raise UserError(
-      f'The weights have {what}. Use --features=FILE.npz (in Python, layer=) '
-      'for their features.'
-    )
+  compute = forward_fn(weights, model, layer)
+
+  def forward(params, images, **grid):
+    out = compute(params, images, **grid)
+    if layer is None and (not out or out[weights.targets.outputs].ndim != 2):
+      what = 'logits for each patch, not for the image' if out else 'no head'
+      raise UserError(
+        f'The weights have {what}. Use --features=FILE.npz (in Python, layer=) '
+        'for their features.'
+      )
+    return out
+
   return in_batches(forward, params, weights, images, **options)
 
 
@@ -117,43 +120,62 @@ def in_batches(
   batch_size: int = 32,
   max_image_bytes: int = image_lib.MAX_IMAGE_BYTES,
 ) -> Iterator[dict[str, Any]]:
-  """Yield the results of `forward(params, batch)` for each image, in order.
+  """Return the results of `forward(params, batch)` for each image, in order.
 
-  All devices of this host compute a batch while the next one is decoded.
+  The first images are decoded while this traces `forward`. All devices of this
+  host compute a batch while the next one is decoded.
   """
   source: Any = images
   if isinstance(images, Sequence):
     source = inputs.Paths(images, weights.decode)
   mesh, ways = sharding.make_mesh(), jax.device_count()
-  size = -(-min(batch_size, len(source)) // ways) * ways
-  params = jax.device_put(params, sharding.replicated(mesh))
-  forward = jax.jit(forward)
-  like = {'image': np.zeros(weights.image_shape, weights.decode.dtype)}
-  if weights.keeps_aspect:
-    like = weights.transforms[-1](like['image'], np.random.default_rng(0))
-  shape = like['image'].shape
+  size = -(-min(batch_size, len(source) or 1) // ways) * ways
   loaded = inputs.load(
     source, weights.transforms, max_image_bytes, ahead=2 * size
   )
+  # The first value starts the threads.
+  loaded = itertools.chain([*itertools.islice(loaded, 1)], loaded)
+  like = {'image': np.zeros(weights.image_shape, weights.decode.dtype)}
+  if weights.keeps_aspect:
+    like = weights.transforms[-1](like['image'], np.random.default_rng(0))
+  params = jax.device_put(params, sharding.replicated(mesh))
+  program = jax.jit(forward)
+
+  def compute(group, how=program):
+    batch = sharding.put_batch(_stacked(group, like, size), mesh)
+    return how(params, batch.pop('image'), **batch)
+
+  compute([], program.eval_shape)
+  return _computed(loaded, size, compute)
+
+
+def _computed(loaded, size, compute):
+  """Yield the results of examples, of which `compute` takes a list of `size`.
+
+  The device computes a list while the results of the last one are yielded.
+  """
   waiting: tuple[Any, Any] = (), {}
   while group := list(itertools.islice(loaded, size)):
-    batch = {k: np.stack([x] * size) for k, x in like.items()}
-    for i, (path, example) in enumerate(group):
-      if isinstance(example, ValueError):
-        continue
-      if example['image'].shape != shape:
-        raise UserError(
-          f'{path} has the shape {example["image"].shape} after the transforms '
-          f'of the weights; the model takes {shape}.'
-        )
-      for name, rows in batch.items():
-        rows[i] = example[name]
-    batch = sharding.put_batch(batch, mesh)
-    out = forward(params, batch.pop('image'), **batch)
-    # The device computes this batch while the last is yielded.
+    out = compute(group)
     yield from _results(*waiting)
     waiting = group, out
   yield from _results(*waiting)
+
+
+def _stacked(group, like, size):
+  """Return {name: [size, ...]} of up to `size` examples; others are `like`."""
+  batch = {k: np.stack([x] * size) for k, x in like.items()}
+  for i, (path, example) in enumerate(group):
+    if isinstance(example, ValueError):
+      continue
+    if example['image'].shape != like['image'].shape:
+      raise UserError(
+        f'{path} has the shape {example["image"].shape} after the transforms '
+        f'of the weights; the model takes {like["image"].shape}.'
+      )
+    for name, rows in batch.items():
+      rows[i] = example[name]
+  return batch
 
 
 def _results(group, out):
@@ -250,6 +272,7 @@ def _features_file(text):
 @terminal.one_message()
 def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
+  compilation_cache.enable()
   weights = arguments.read(args)
   named = {'csv': args.csv, 'image_key': args.image_key}
   source = inputs.find(args.images, decode=weights.decode, **named)
