@@ -39,7 +39,8 @@ jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 # Processes that tests start keep compiled programs here, not in the user's
-# folder. This process does not: jax has read the variable already.
+# folder. This process keeps none.
+jax.config.update('jax_compilation_cache_dir', '')
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # set for xdist's workers
   _CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_tests_')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = _CACHE.name

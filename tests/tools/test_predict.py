@@ -18,6 +18,7 @@ import packed
 import pyarrow.parquet
 import pytest
 import scipy.special
+from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax.data import targets
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
@@ -154,10 +155,16 @@ def test_labels_have_the_thresholds_of_their_checkpoint(tmp_path):
     assert row['labels'] == named
 
 
-def test_features_file(file, expected, gallery, paths, tmp_path, capsys, bad):
+def test_features_file(
+  file, expected, gallery, paths, tmp_path, capsys, bad, monkeypatch
+):
   features = tmp_path / 'f.npz'
   command = [f'--weights={file}', gallery, f'--features={features}']
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  jax.config.update('jax_compilation_cache_dir', None)  # the default
   assert call(*command) == 0
+  assert (tmp_path / 'vit_jax/xla').is_dir()
+  compilation_cache.reset_cache()
   assert capsys.readouterr().out == ''
   with np.load(features) as found:
     assert sorted(found) == ['features', 'paths']

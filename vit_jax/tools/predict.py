@@ -11,7 +11,8 @@ preprocessed as stored with the weights.
 
 --features writes the arrays 'paths' [N] and 'features' [N, ...] to F.npz, or a
 row per image, 'path' and 'features', to F.parquet. Until all are computed, they
-are in F.npz.parts: after a kill, the same command resumes.
+are in F.npz.parts: after a kill, the same command resumes. Compiled programs
+are kept in ~/.cache/vit_jax or $JAX_COMPILATION_CACHE_DIR.
 
 Results go to stdout, everything else to stderr. A terminal shows a table; pipes
 and files get CSV, with the same columns: path, rank, class_id, class_name and
