@@ -108,6 +108,8 @@ def main(argv: Sequence[str]) -> None:
   with terminal.one_message():
     if _DISTRIBUTED.value:
       hosts.refuse_differences(workdirs.facts(call, _supplied()))
+    if cause := files.unreachable(workdir):
+      print(f'{workdir} may take minutes to fail: {cause}.', file=sys.stderr)
     compilation_cache.enable(workdir)
     canary.refuse_wrong_results()
     gc.freeze()  # collections need not visit what imports made

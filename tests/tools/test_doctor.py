@@ -1,14 +1,17 @@
 """Checks of the compiler, and the environment that processes start with."""
 
 import os
+import subprocess
+from socket import gethostname
 
+import in_process
 import jax.numpy as jnp
 import pytest
-from processes import python
+from processes import Process, free_port, python
 
 from vit_jax.io import environment
-from vit_jax.runs import canary
-from vit_jax.tools import doctor
+from vit_jax.runs import canary, workdirs
+from vit_jax.tools import doctor, preflight
 
 RIGHT = canary.Check(
   'sums of squares', ((4096, 3),), lambda np, x: np.sum(x**2, axis=1)
@@ -107,3 +110,35 @@ def test_the_bug_of_this_jaxlib_is_found():
   done = python('-c', code, XLA_FLAGS=flags)
   assert done.returncode == 1
   assert f'{environment.OPTION}= to XLA_FLAGS' in done.stderr
+
+
+def test_faults_of_a_host(tmp_path, monkeypatch):
+  chip = tmp_path / 'accel0'
+  chip.write_text('')
+  monkeypatch.setattr(preflight, 'TPUS', [f'{tmp_path}/accel[0-9]*'])
+  versions = {'Python': '3', 'jax': '0', 'jaxlib': '0', 'libtpu': '0.0.1'}
+  monkeypatch.setattr(workdirs, 'versions', lambda: versions)
+  monkeypatch.setenv('MEGASCALE_NUM_SLICES', '3')
+  monkeypatch.delenv('TPU_SKIP_MDS_QUERY', raising=False)
+  with chip.open() as file:
+    pipe, held = subprocess.PIPE, [file.fileno()]
+    with subprocess.Popen('cat', stdin=pipe, pass_fds=held) as user:
+      faults = in_process.call(doctor).splitlines()
+  assert faults[0] == f'{chip} is in use by cat. Run: kill {user.pid}'
+  assert faults[1].startswith('libtpu is not 0.0.')
+  assert faults[2].endswith('unset MEGASCALE_NUM_SLICES')
+
+
+@pytest.mark.slow
+def test_a_host_that_does_not_come_is_named(tmp_path):
+  address = f'localhost:{free_port()}'
+  given = {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': '3'}
+  command = '-m', 'vit_jax.tools.doctor', '--hosts'
+  first, third = (
+    Process(tmp_path, *command, env={**given, 'JAX_PROCESS_ID': i})
+    for i in '02'
+  )
+  assert [first.finish(), third.finish()] == [1, 0]
+  _, *rows, missing = first.output.splitlines()
+  assert [row.split()[:2] for row in rows] == [[x, gethostname()] for x in '02']
+  assert missing == f'Missing at {address} after 30 s: [1].'

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import socket
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,6 +19,16 @@ from vit_jax.types import PathLike, UserError
 def is_local(path: PathLike) -> bool:
   """Return whether a path is on a file system of this host, not a URL."""
   return '://' not in os.fspath(path)
+
+
+def unreachable(path: PathLike) -> str:
+  """Return why Cloud Storage does not answer, or ''; gs://... paths only."""
+  if os.fspath(path).startswith('gs://'):
+    try:
+      socket.create_connection(('storage.googleapis.com', 443), 10).close()
+    except OSError as error:
+      return str(error)
+  return ''
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """Report versions and devices, and check that programs compute right values.
 
-  python -m vit_jax.tools.doctor
+  python -m vit_jax.tools.doctor [--hosts]
+
+First it names what keeps JAX from starting; --hosts, on all hosts of a job, in
+one table, with who is missing after 30 seconds.
 
 Products of real sizes are computed on the local devices and compared with numpy
 in float64; a training step, compiled as one program for all local devices, with
 the same operations compiled one by one for one device (20 CPU seconds).
 
-The exit status is 0; 1 if a result is wrong; 2 for wrong arguments.
+The exit status is 0; 1 if something is wrong; 2 for wrong arguments.
 """
 
 import dataclasses
@@ -22,13 +25,14 @@ import numpy as np
 import optax
 
 from vit_jax.data import images
+from vit_jax.io import terminal
 from vit_jax.models.dense import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.parallel import sharding
 from vit_jax.runs import canary, workdirs
 from vit_jax.runs.canary import Check
 from vit_jax.step import init_state, train_step
-from vit_jax.tools import parsers
+from vit_jax.tools import parsers, preflight
 from vit_jax.tree import flatten
 from vit_jax.zoo import names
 
@@ -110,7 +114,13 @@ def step_error() -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parsers.parser(__doc__, 'tools.doctor').parse_args(argv)
+  parser = parsers.parser(__doc__, 'tools.doctor')
+  parser.add_argument('--hosts', action='store_true', help='one table of all')
+  with terminal.one_message():
+    if parser.parse_args(argv).hosts:
+      sys.exit(preflight.call_hosts() or None)
+  if faults := preflight.check()[1]:
+    sys.exit('\n'.join(faults))
   for name, text in report().items():
     print(f'{name:<26} {text}')
   print(f'\n{"check":<44} {"dtype":<9} {"error":>8} {"bound":>8}')
