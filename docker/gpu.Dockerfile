@@ -2,7 +2,8 @@
 # vit_jax on NVIDIA GPUs. CUDA comes with the Python packages; the host needs a
 # driver for CUDA 12 and the NVIDIA Container Toolkit.
 #
-#   docker build -f docker/gpu.Dockerfile -t vit_jax:gpu .
+#   docker build -f docker/gpu.Dockerfile -t vit_jax:gpu \
+#     --build-arg=COMMIT="$(git rev-parse HEAD)" .
 #   docker run --rm --init --gpus=all --shm-size=8g -v vit_runs:/runs \
 #     vit_jax:gpu --config=vit_jax:quickstart --workdir=/runs/quickstart
 #
@@ -39,6 +40,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 RUN useradd --create-home --uid 1000 vit && \
     mkdir /runs && chown vit:vit /runs
+# The image has no git: record the commit that is built, for environment.json.
+ARG COMMIT=
+ENV VIT_JAX_COMMIT=$COMMIT
 USER 1000
 WORKDIR /home/vit
 

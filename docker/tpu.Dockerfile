@@ -1,7 +1,8 @@
 # syntax=docker/dockerfile:1
 # vit_jax on TPU VMs and GKE. libtpu comes with the Python packages.
 #
-#   docker build -f docker/tpu.Dockerfile -t vit_jax:tpu .
+#   docker build -f docker/tpu.Dockerfile -t vit_jax:tpu \
+#     --build-arg=COMMIT="$(git rev-parse HEAD)" .
 #   docker run --rm --init --privileged --net=host --shm-size=8g \
 #     vit_jax:tpu --config=vit_jax:pretrain_paper:imagenet,B/16 \
 #     --workdir=gs://BUCKET/b16
@@ -39,6 +40,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 RUN useradd --create-home --uid 1000 vit && \
     mkdir /runs && chown vit:vit /runs
+# The image has no git: record the commit that is built, for environment.json.
+ARG COMMIT=
+ENV VIT_JAX_COMMIT=$COMMIT
 USER 1000
 WORKDIR /home/vit
 

@@ -94,7 +94,7 @@ def test_two_hosts_are_one_run(start, tmp_path):
   wait_for(pair, 45)
   pair[1].kill()
   begun = time.monotonic()
-  assert pair[0].finish(200) != 0
+  assert pair[0].finish(200) not in (0, 1)  # a cluster starts it again
   assert time.monotonic() - begun < 150
 
   # Hosts with different configs refuse to start.
@@ -136,7 +136,7 @@ def test_hosts_agree(start, tmp_path):
     ['-c', TOGETHER, str(tmp_path)],
     [(env | {'JAX_PROCESS_ID': str(i)}, ()) for i in range(2)],
   )
-  assert [host.finish(200) for host in pair] == [1, 1]
+  assert [host.finish(200) for host in pair] == [os.EX_SOFTWARE] * 2
   for i, host in enumerate(pair):
     text = f'--workdir={tmp_path / str(i)} is not the same folder on all hosts'
     assert f'{text}: hosts [1] do not see' in host.output

@@ -34,6 +34,9 @@ def initialize(
   if process_id is None and 'JAX_PROCESS_ID' in os.environ:
     process_id = int(os.environ['JAX_PROCESS_ID'])
   ids = coordinator_address, num_processes, process_id
+  text = 'Still waiting for hosts. End all, and run doctor --hosts on all.'
+  note = threading.Timer(30, print, (text,), {'file': sys.stderr})
+  note.start()
   try:
     jax.distributed.initialize(*ids, heartbeat_timeout_seconds=_HEARTBEAT_S)
   except ValueError as error:
@@ -41,6 +44,8 @@ def initialize(
       f'--distributed: {error} Pass --coordinator_address=HOST:PORT of process '
       '0, --num_processes=N and --process_id=0 to N-1 to every process.'
     ) from error
+  finally:
+    note.cancel()
 
 
 def broadcast(value: Any) -> Any:
@@ -81,12 +86,13 @@ def failing_together() -> Iterator[None]:
   """Context manager that ends this process at once if it fails.
 
   The normal end of a process waits for other hosts, which wait for this one in
-  a collective, and may crash while a step is still running on a device.
+  a collective, and may crash while a step is still running on a device. Status
+  1 is for mistakes of the user, which a cluster should not repeat.
   """
   try:
     yield
   except BaseException as error:
-    code = error.code if isinstance(error, SystemExit) else 1
+    code = error.code if isinstance(error, SystemExit) else os.EX_SOFTWARE
     if isinstance(error, Stopped) or not code:
       raise
     if isinstance(code, str):

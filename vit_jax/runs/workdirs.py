@@ -227,7 +227,7 @@ def find_checkpoint(path: PathLike, step: int | None = None) -> epath.Path:
 
 @functools.cache
 def git_commit() -> str | None:
-  """Return the git commit of the checkout, '+dirty' if modified, or None."""
+  """Return the git commit of the checkout or image; '+dirty' if modified."""
   file = pathlib.Path(__file__)
 
   def git(*words):
@@ -240,7 +240,7 @@ def git_commit() -> str | None:
     words = ('--always', '--abbrev=40', '--exclude=*', '--dirty=+dirty')
     return git('describe', *words).stdout.strip()
   except (OSError, subprocess.CalledProcessError):
-    return None
+    return os.environ.get('VIT_JAX_COMMIT') or None
 
 
 def versions() -> dict[str, str | None]:
