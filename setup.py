@@ -26,6 +26,7 @@ setuptools.setup(
   package_data={
     'vit_jax': [
       'py.typed',
+      'reports/curate.html',
       'reports/page.*',
       'reports/uplot/*',
       'tools/compile/gpus/*',

@@ -77,7 +77,8 @@ def test_a_test_set_is_compared_with_the_training():
   assert any('also has images of these (1): b' in x for x in look)
   assert any('has no image of these (1): c' in x for x in look)
   assert copies(test, train) == [
-    'exact copies of images of the training (1): index 0'
+    'exact copies of images of the training (1): index 0; python -m '
+    'vit_jax.tools.curate lists near copies, too'
   ]
   assert copies(Listed(FILES[8:], [0]), train) == []
 

@@ -18,7 +18,7 @@ from vit_jax.data import imagenet, images
 from vit_jax.data.rasters import Raster
 from vit_jax.data.sources import tars
 from vit_jax.data.sources.digits import Digits
-from vit_jax.data.sources.named import open_source
+from vit_jax.data.sources.named import open_source, split_and_name
 from vit_jax.data.sources.tfds import Tfds
 from vit_jax.data.targets import Classes, Labels, Numbers
 from vit_jax.tools import prepare
@@ -225,7 +225,7 @@ def test_splits_with_other_classes(tmp_path):
   ],
 )
 def test_name_of_the_split(text, split):
-  assert prepare._split(text) == split
+  assert split_and_name(text)[0] == split
 
 
 # Tar files.

@@ -184,7 +184,10 @@ def copies(one: Source, two: Source) -> list[str]:
   if not both:
     return []
   names = [os.path.basename(subsets.describe(one, i)) for i in sorted(both)]
-  return [f'exact copies of images of the training {some(names)}']
+  return [
+    f'exact copies of images of the training {some(names)}; python -m '
+    'vit_jax.tools.curate lists near copies, too'
+  ]
 
 
 def _bytes_of(source):

@@ -66,7 +66,7 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
   found = _read(workdir)
   path = epath.Path(output) if output else found.path / NAME
   content = _study(found) if found.is_study else _run(found)
-  return _render(path, workdir=found, **content, **_setup(found))
+  return render(path, 'page.html', workdir=found, **content, **_setup(found))
 
 
 def compare(
@@ -86,8 +86,9 @@ def compare(
   ]
   differ = [row for row in _rows(settings) if len({*map(str, row[1:])}) > 1]
   tables = ('Last metrics', _rows(last)), ('Keys that differ', differ)
-  return _render(
+  return render(
     epath.Path(output or runs[0].path.parent / 'compare.html'),
+    'page.html',
     workdir={'name': ', '.join(names), 'preset': {}, 'done': {}},
     kind='Comparison',
     status=(f'{len(runs)} runs', ''),
@@ -169,7 +170,7 @@ def _an_image(config):
   return shlex.quote(str(next(found, 'IMAGE.jpg')))
 
 
-def _render(path, **content):
+def render(path: epath.Path, template: str, **content: Any) -> epath.Path:
   """Write a page of the content, and return its path."""
   import jinja2  # a machine that trains may not have it
 
@@ -184,7 +185,7 @@ def _render(path, **content):
     str(file.relative_to(folder)): file.read_text()
     for file in (*folder.glob('page.*s'), *folder.glob('uplot/*s'))
   }
-  text = environment.get_template('page.html').render(**content)
+  text = environment.get_template(template).render(**content)
   write_atomically(path, text.encode('utf-8', 'backslashreplace'))
   return path
 

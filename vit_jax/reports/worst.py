@@ -77,12 +77,12 @@ def write_csv(
   write_atomically(path, ''.join(map(csv_line, [header, *rows])).encode())
 
 
-def thumbnail(pixels: np.ndarray) -> str:
+def thumbnail(pixels: np.ndarray, side: int = _PX) -> str:
   """Return a small PNG or JPEG in base64 of uint8 [H, W, 1 or 3]."""
   from PIL import Image
 
   image = Image.fromarray(pictures.rgb(pixels))
-  image.thumbnail((_PX, _PX))
+  image.thumbnail((side, side))
   file = io.BytesIO()  # JPEG blurs small drawings
   image.save(file, 'PNG' if max(image.size) < 96 else 'JPEG')
   return base64.b64encode(file.getvalue()).decode()

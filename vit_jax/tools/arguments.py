@@ -20,12 +20,15 @@ _EMA: dict[str, Any] = {'auto': 'auto', 'on': True, 'off': False}
 
 
 def add_weights(
-  parser: argparse.ArgumentParser, name: str = '--weights'
+  parser: argparse.ArgumentParser,
+  name: str = '--weights',
+  *,
+  required: bool = True,
 ) -> None:
   """Add the arguments of `read`; `name` is the flag of the path."""
-  required: dict[str, Any] = {'required': True} if name[0] == '-' else {}
+  options: dict[str, Any] = {'required': required} if name[0] == '-' else {}
   add = parser.add_argument_group('weights').add_argument
-  add(name, metavar='WEIGHTS', help='workdir, file, folder or URL', **required)
+  add(name, metavar='WEIGHTS', help='workdir, file, folder or URL', **options)
   add(
     '--image_size',
     type=size,

@@ -103,3 +103,18 @@ class Parts:
         column = pyarrow.array(features.ravel())
         column = functools.reduce(nest, shape[::-1], column)
         writer.write_table(pyarrow.table([names, column], schema=schema))
+
+
+def read(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
+  """Return the paths [N] and features [N, D] in a file that `Parts` wrote."""
+  if path.suffix == '.npz':
+    with np.load(path) as file:
+      paths, found = file['paths'].tolist(), file['features']
+  else:
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    paths, nested = table['path'].to_pylist(), table['features']
+    found = pyarrow.compute.list_flatten(nested, recursive=True).to_numpy()
+  return paths, found.reshape(len(paths), -1)

@@ -217,6 +217,36 @@ def show(rows: Iterable[Mapping[str, Any]]) -> None:
       sys.stdout.write(''.join(map(csv_line, lines)))
 
 
+def write_features(
+  path: pathlib.Path,
+  weights: Weights,
+  source: Source,
+  *,
+  layer: str,
+  batch_size: int,
+  max_image_bytes: int = image_lib.MAX_IMAGE_BYTES,
+) -> list[str]:
+  """Write features of a source to a file, see `Parts`; return the errors."""
+  use, total = formats.describe_use(weights), len(source)
+  asked = {
+    'weights': [tree.fingerprint(weights.params), use],
+    'images': subsets.fingerprint(source),
+    'layer': layer,
+    'max_image_bytes': max_image_bytes,
+  }
+  parts = features.Parts(path, asked)
+  results = predict(
+    weights,
+    subsets.View(source, range(parts.done, total)),
+    layer=layer,
+    batch_size=batch_size,
+    max_image_bytes=max_image_bytes,
+  )
+  results = terminal.track(results, total, unit='images', done=parts.done)
+  parts.write(results, batch_size)
+  return parts.finish()
+
+
 def readable(
   results: Iterable[Mapping[str, Any]], total: int, skipped: list[str]
 ) -> Iterator[Mapping[str, Any]]:
@@ -281,19 +311,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   options = {'batch_size': args.batch_size, 'max_image_bytes': limit}
   skipped: list[str] = []
   if args.features:
-    use = formats.describe_use(weights)
-    asked = {
-      'weights': [tree.fingerprint(weights.params), use],
-      'images': subsets.fingerprint(source),
-      'layer': args.layer,
-      'max_image_bytes': limit,
-    }
-    parts = features.Parts(args.features, asked)
-    rest = subsets.View(source, range(parts.done, total))
-    results = predict(weights, rest, layer=args.layer, **options)
-    results = terminal.track(results, total, unit='images', done=parts.done)
-    parts.write(results, args.batch_size)
-    skipped = parts.finish()
+    options |= {'layer': args.layer}
+    skipped = write_features(args.features, weights, source, **options)
   else:
     results = readable(predict(weights, source, **options), total, skipped)
     own = args.threshold is None

@@ -21,7 +21,6 @@ import functools
 import io
 import numbers
 import pathlib
-import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ import numpy as np
 from vit_jax.data import images, subsets, workers
 from vit_jax.data.rasters import Raster
 from vit_jax.data.sources import tars
-from vit_jax.data.sources.named import open_source
+from vit_jax.data.sources.named import open_source, split_and_name
 from vit_jax.data.transforms import resize
 from vit_jax.io import terminal
 from vit_jax.io.files import csv_line
@@ -54,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   options = {key: getattr(args, key) for key in _SOURCE_OPTIONS}
   decode = Raster(args.channels) if args.channels else None
   word = f':channels={args.channels}' if decode else ''
-  sources = {_split(x): _open(x, decode, **options) for x in args.sources}
+  sources = {
+    split_and_name(x)[0]: _open(x, decode, **options) for x in args.sources
+  }
   if len(sources) < len(args.sources):
     raise UserError(f'{args.sources} name a split twice. Use SPLIT=SOURCE.')
   folder = write(
@@ -105,16 +106,9 @@ def parser() -> argparse.ArgumentParser:
   return made
 
 
-def _split(text):
-  """Return the split that 'SPLIT=SOURCE' or 'tfds:cifar10:test' names."""
-  match = re.match(r'([A-Za-z]\w*)=', text)
-  match = match or re.search(r':([A-Za-z]\w*)(\[[^\]]*\])?$', text)
-  return match[1] if match else 'train'
-
-
 def _open(text, decode=None, **options):
   """Return the source of '[SPLIT=]SOURCE'."""
-  name = re.sub(r'^[A-Za-z]\w*=', '', text)
+  _, name = split_and_name(text)
   kind, _, rest = name.partition(':')
   if kind == 'tar':
     return tars.Tar(rest, decode=decode or images.Colours())

@@ -121,6 +121,18 @@ def _groups(source, key):
   return found
 
 
+def split_and_name(text: str) -> tuple[str, str]:
+  """Return SPLIT and NAME of '[SPLIT=]NAME'.
+
+  Without SPLIT it is what the name ends with, as 'tfds:cifar10:test' does, or
+  'train'.
+  """
+  if match := re.fullmatch(r'([A-Za-z]\w*)=(.*)', text, re.DOTALL):
+    return match[1], match[2]
+  match = re.search(r':([A-Za-z]\w*)(\[[^\]]*\])?$', text)
+  return (match[1] if match else 'train'), text
+
+
 def kind_and_name(text: str) -> tuple[str, str]:
   """Return the kind of a source and the rest of its name."""
   kind, colon, name = text.partition(':')

@@ -1,0 +1,156 @@
+"""What tools.curate finds in digits, whose features are their pixels."""
+
+import csv
+import functools
+import itertools
+import json
+import os
+import re
+
+import in_process
+import numpy as np
+import packed
+import pytest
+import tiny
+from sklearn.datasets import load_digits
+
+from vit_jax.data.sources.named import open_source
+from vit_jax.evals import curation, doubts
+from vit_jax.tools import curate, predict
+
+call = functools.partial(in_process.call, curate)
+COUNT = 400
+DIGITS = load_digits()
+X, Y = DIGITS.data[:COUNT].astype(np.float32), DIGITS.target[:COUNT]
+ODD = 'a "b", <script>\udcff.png'  # with a byte that is not UTF-8
+WRONG = np.random.default_rng(0).permutation(COUNT)[:20]
+LABELS = Y.copy()
+LABELS[WRONG] = (Y[WRONG] + 3) % 10
+
+
+def test_wrong_labels_are_the_least_likely():
+  x, y = np.concatenate([X, X[:2]]), [*LABELS, np.nan, 77]  # missing, alone
+  own, best = doubts.classes(x, np.array(y, float), *curation.nearest(x, 10))
+  assert np.isnan(own[COUNT:]).all() and not np.isnan(own[:COUNT]).any()
+  assert len({*np.argsort(own[:COUNT])[:20]} & {*WRONG}) >= 18
+  assert np.mean(best[WRONG] == Y[WRONG]) > 0.8
+  own, _ = doubts.classes(x[:9], np.zeros(9), *curation.nearest(x[:9], 10))
+  assert np.isnan(own).all()  # one class
+
+
+def test_numbers_are_estimated_by_other_images():
+  ink = X.sum(axis=1)
+  found = doubts.numbers(X, np.where(np.arange(COUNT) == 7, np.nan, ink))
+  assert np.isnan(found[7]) and np.isnan(doubts.numbers(X[:9], ink[:9])).all()
+  rest = np.delete(np.arange(COUNT), 7)
+  np.testing.assert_allclose(found[rest], ink[rest], rtol=0.02)
+
+
+@pytest.fixture(scope='module')
+def digits(tmp_path_factory):
+  """Folder of digits in two splits, with two copies, and x.npz of all."""
+  drawn = np.kron(DIGITS.images[:COUNT] * 15, np.ones((7, 7))).astype(np.uint8)
+  drawn = np.pad(drawn, ((0, 0), (2, 5), (3, 1)))
+  split = ['train', 'train', 'train', 'test']
+  names = [f'{split[i % 4]}/{LABELS[i]}/{i:03}.png' for i in range(COUNT)]
+  images = dict(zip(names, drawn))
+  images |= {f'test/0/{ODD}': drawn[0, :, ::-1], 'train/0/c.png': drawn[1]}
+  files = {k: tiny.encode(np.stack([v] * 3, -1)) for k, v in images.items()}
+  broken = {'train/0/broken.png': b'no image'}
+  root = packed.write_folder(tmp_path_factory.mktemp('digits'), files | broken)
+  paths = [f'{root}/{name}' for name in images]
+  np.savez(root / 'x.npz', paths=paths, features=[*X, X[0], X[1]])
+  return root
+
+
+def table(path):
+  with open(path, errors='surrogateescape') as file:
+    return [*csv.DictReader(file)]
+
+
+def test_copies_labels_and_what_is_left(digits, tmp_path, capsys):
+  splits = f'train={digits}/train', f'test={digits}/test'
+  common = f'--features={digits}/x.npz', *splits
+  assert call(*common, f'--output={tmp_path}/all') is None
+  assert 'without features (1): ' in capsys.readouterr().out
+  copies = table(tmp_path / 'all/copies.csv')
+  found = {(x['path'], x['copy_of']): x for x in copies}
+  first, second = (f'{digits}/train/{LABELS[i]}/{i:03}.png' for i in (0, 1))
+  odd = f'{digits}/test/0/{ODD}'.replace('\udcff', r'\udcff')
+  # The image of the test stays, and else the first one.
+  assert found.keys() == {(first, odd), (second, f'{digits}/train/0/c.png')}
+  assert found[first, odd]['label_of'] == 'test: 0'
+  named = [x['path'][-7:-4] for x in table(tmp_path / 'all/labels.csv')]
+  assert len({f'{i:03}' for i in WRONG} & {*named[:20]}) >= 18
+  page = (tmp_path / 'all/index.html').read_text()
+  assert 'across splits' in page and '<script>\\' not in page
+  (data,) = re.findall(r'id="pictures">(.*?)</script>', page, re.S)
+  pictures = json.loads(data)
+  assert len(pictures) == COUNT + 2 and len(pictures['0']['near']) == 10
+  # What the page saves, and tables of the tool, are left out of a training.
+  cell = odd.replace('"', '""')
+  (tmp_path / 'leave_out.csv').write_text(f'path\n"{cell}"\n')
+  out = (f'--leave_out={tmp_path}/{x}.csv' for x in ('leave_out', 'all/copies'))
+  assert call(*common, *out, f'--output={tmp_path}/rest') is None
+  train, test = (
+    open_source(csv=tmp_path / f'rest/{x}.csv') for x in ('train', 'test')
+  )
+  assert (len(train), len(test)) == (299, 100)
+  assert train.class_names == list('0123456789')
+  kept = open_source(csv=tmp_path / 'all/test.csv')
+  assert odd.replace(r'\udcff', '\udcff') in {
+    os.path.abspath(kept.describe(i)) for i in range(len(kept))
+  }
+
+
+@pytest.mark.parametrize('option', ['labels=round', 'number=ink'])
+def test_other_labels_are_judged_by_column(digits, tmp_path, option):
+  is_round, ink = np.isin(Y, (0, 6, 8, 9)).astype(int), X.sum(axis=1)
+  is_round[WRONG], ink[WRONG] = 1 - is_round[WRONG], 3 * ink[WRONG]
+  with np.load(digits / 'x.npz') as file:
+    rows = [*zip(file['paths'], is_round, ink)]
+  lines = ('{},{},{}\n'.format(*row) for row in rows)
+  (digits / 't.csv').write_text('path,round,ink\n' + ''.join(lines))
+  words = f'--csv={digits}/t.csv', f'--{option}', digits, f'--output={tmp_path}'
+  # Features of what is not in the table are refused.
+  assert 'has the images (402)' in call(f'--features={digits}/x.npz', *words)
+  with np.load(digits / 'x.npz') as file:
+    np.savez(tmp_path / 'x.npz', **{k: x[:COUNT] for k, x in file.items()})
+  assert call(f'--features={tmp_path}/x.npz', *words) is None
+  found = table(tmp_path / 'labels.csv')
+  named = {x['path'] for x in found[:20]}
+  assert len({rows[i][0] for i in WRONG} & named) >= 17
+  column = option.partition('=')[2]
+  assert {x['column'] for x in found} == {column}
+  with open(tmp_path / 'train.csv') as file:
+    assert next(file) == f'path,{column}\n'
+
+
+def test_a_killed_pass_over_images_resumes(
+  file, gallery, tmp_path, monkeypatch
+):
+  """Images without labels, of which there are fewer than neighbours."""
+
+  def killed(*args, **options):
+    yield from itertools.islice(real(*args, **options), 4)
+    raise KeyboardInterrupt
+
+  real, words = predict.predict, (f'--weights={file}', '--unlabelled', gallery)
+  words = *words, f'--output={tmp_path}', '--batch_size=2'
+  with monkeypatch.context() as patch:
+    patch.setattr(predict, 'predict', killed)
+    assert call(*words) == 130
+  assert call(*words, '--neighbours=20') is None
+  path = tmp_path / 'features.npz'
+  whole = f'--weights={file}', f'--features={tmp_path}/x.npz', gallery
+  assert in_process.call(predict, *whole) == 0
+  with np.load(path) as one, np.load(tmp_path / 'x.npz') as two:
+    assert all(np.array_equal(one[k], two[k]) for k in ('paths', 'features'))
+  assert f'{path} exists' in call(*words)
+  assert 'no labels' in (tmp_path / 'index.html').read_text()
+  assert (tmp_path / 'train.csv').read_text().startswith('path\n/')
+  assert call(*words[1:], f'--features={path}') is None
+  one = tmp_path / 'one.csv'
+  for text, said in (('name\n', 'no column path'), ('path\nx\n', r'no image')):
+    one.write_text(text)
+    assert said in call(*words, f'--leave_out={one}')

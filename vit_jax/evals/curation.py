@@ -1,0 +1,74 @@
+"""Nearest examples and near copies among images, by their features.
+
+Features x are float32 [N, D]; their directions are compared.
+"""
+
+import numpy as np
+
+from vit_jax.evals.knn import neighbours
+
+SIDE, _COARSE = 32, 8  # of the grey images that are compared, and of means
+_PAIRS = 2**10  # at a time
+
+
+def nearest(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+  """Return cosine similarities and row numbers [N, k] of other examples."""
+  count = len(x)
+  k = min(k, count - 1)
+  near, rows = neighbours(x, x, k + 1)
+  is_own = rows == np.arange(count)[:, None]
+  is_own[~is_own.any(axis=1), -1] = True  # there are k + 1 equal ones
+  return near[~is_own].reshape(count, k), rows[~is_own].reshape(count, k)
+
+
+def copies(
+  rows: np.ndarray, pixels: np.ndarray, most: float
+) -> list[tuple[int, int, float]]:
+  """Return (i, j, distance) of near copies i < j, the nearest first.
+
+  Features do not tell a copy from another image of the same thing, so details
+  of the pixels decide: the distance is 1 - their correlation, in the best of
+  eight mirrored and turned positions, relative to the fourth smallest one of
+  either image, which needs no threshold for each data set.
+
+  Args:
+    rows: the nearest examples by features, [N, k].
+    pixels: grey images, uint8 [N, SIDE, SIDE].
+    most: largest distance.
+  """
+  shape = len(pixels), SIDE // 2, 2, SIDE // 2, 2
+  small = _details(pixels.reshape(shape).mean(axis=(2, 4), dtype=np.float32))
+  _, similar = nearest(small.reshape(len(small), -1), rows.shape[1])
+  rows = np.concatenate([rows, similar], axis=1)
+  count, k = rows.shape
+  one, two = np.repeat(np.arange(count), k), rows.ravel()
+  parts = np.array_split(np.arange(count * k), count * k // _PAIRS + 1)
+  found = [_correlation(pixels[one[x]], pixels[two[x]]) for x in parts]
+  distance = 1 - np.concatenate(found)
+  usual = np.sort(distance.reshape(count, k), axis=1)[:, min(3, k - 1)]
+  distance /= 1e-3 + np.minimum(usual[one], usual[two])
+  pairs = np.sort([one, two], axis=0).T[distance <= most]
+  pairs, first = np.unique(pairs, axis=0, return_index=True)
+  distance = distance[distance <= most][first]
+  return [
+    (*pairs[i].tolist(), float(distance[i])) for i in np.argsort(distance)
+  ]
+
+
+def _correlation(one, two):
+  """Return the largest correlation of details in eight positions: [n]."""
+  one, two = _details(one), _details(two)
+  found = [
+    (one * np.rot90(x, turns, axes=(1, 2))).sum(axis=(1, 2))
+    for x in (two, two[:, :, ::-1])
+    for turns in range(4)
+  ]
+  return np.max(found, axis=0)
+
+
+def _details(pixels):
+  """Return pixels [n, S, S] without the means of squares, of length 1."""
+  side = pixels.shape[1] // _COARSE
+  x = pixels.astype(np.float32).reshape(-1, _COARSE, side, _COARSE, side)
+  x = (x - x.mean(axis=(2, 4), keepdims=True)).reshape(pixels.shape)
+  return x / np.maximum(np.linalg.norm(x, axis=(1, 2), keepdims=True), 1e-9)

@@ -1,0 +1,366 @@
+r"""Judge the images of a data set: near copies and likely wrong labels.
+
+  python -m vit_jax.tools.curate --weights=WEIGHTS [SPLIT=]SOURCE ... \
+      --output=DIR
+
+WEIGHTS are as for tools.predict. SOURCE is a folder of images, that of a table
+with --csv, or a name such as hf:beans:train, see docs/data.md. Several splits
+are compared: train=/data/a test=/data/b. DIR gets
+
+  index.html    rows of images; a click shows the nearest ones
+  copies.csv    near copies: 'path' is the one to leave out, which is in 'train'
+                if the other is in another split, else the later one
+  labels.csv    labels that the other images contradict, the least likely first
+  SPLIT.csv     images and labels that --leave_out leaves: trainings read it
+  features.npz  features, which --features reads next time
+
+After a kill, the same command resumes.
+"""
+
+import argparse
+import csv
+import dataclasses
+import functools
+import io
+import os
+import pathlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from vit_jax.data import images, subsets, workers
+from vit_jax.data.description import Description, names_of, targets_of
+from vit_jax.data.sources.named import open_source, split_and_name
+from vit_jax.data.sources.tables import some
+from vit_jax.data.targets import Labels, Numbers
+from vit_jax.data.transforms import resize
+from vit_jax.evals import curation, doubts
+from vit_jax.io import terminal
+from vit_jax.io.files import write_atomically
+from vit_jax.reports import page
+from vit_jax.reports.worst import thumbnail
+from vit_jax.tools import arguments, features, parsers, predict
+from vit_jax.types import UserError
+
+_SHOWN, _PX = 60, 96  # images of a section, and their size
+_SEARCHED = 5000  # up to so many images are all on the page
+_LARGE = 4  # residual of a doubted number, in median residuals
+_OPTIONS = {
+  'csv': 'table of images and labels, in the folders',
+  'image_key': 'column or field with the image',
+  'label_key': 'column or field with the class',
+  'labels': 'columns of several labels, A+B',
+  'number': 'columns of numbers, A+B',
+}
+
+
+class Pictures:
+  """The images of all splits in a row; itself a source.
+
+  Attributes:
+    places: (split, row in its source) of each image.
+    names: path or description of each, printable.
+    y: labels, int [N] or float [N, K]; None without labels.
+    classes: names of the classes, or of the K labels or numbers.
+  """
+
+  def __init__(self, sources: Mapping[str, Any], is_labelled: bool) -> None:
+    names = [names_of(x, subsets.labels(x)) for x in sources.values()]
+    self.classes = [*dict.fromkeys(y for x in names for y in x)]
+    if any(x != self.classes for x in names):
+      by_names = functools.partial(subsets.ByNames, names=self.classes)
+      sources = {k: by_names(x) for k, x in sources.items()}
+    self.sources, first = sources, next(iter(sources.values()))
+    self.places = [(k, i) for k, x in sources.items() for i in range(len(x))]
+    self.names = [
+      terminal.printable(self.describe(i)) for i in range(len(self))
+    ]
+    if len({*self.names}) < len(self):
+      raise UserError('The splits share images. Expected each image once.')
+    self.decode, self.y = images.decoder(first), None
+    if is_labelled:
+      self.y = np.concatenate([*map(subsets.labels, sources.values())])
+      self.targets = targets_of(first, self.y.ndim > 1)
+
+  def keep(self, rows: np.ndarray) -> None:
+    """Keep these images, in this order."""
+    self.places = [self.places[i] for i in rows]
+    self.names = [self.names[i] for i in rows]
+    self.y = None if self.y is None else self.y[rows]
+
+  def __len__(self) -> int:
+    return len(self.places)
+
+  def __getitem__(self, i: int) -> Mapping[str, Any]:
+    split, row = self.places[i]
+    return self.sources[split][row]
+
+  def describe(self, i: int) -> str:
+    """Return the path of the file, or the data set and the row."""
+    split, row = self.places[i]
+    return subsets.describe(self.sources[split], row)
+
+  def caption(self, i: int) -> str:
+    """Return the split, and the label in words."""
+    split, _ = self.places[i]
+    if self.y is None:
+      return split
+    return f'{split}: {self.targets.caption(self.classes, self.y[i])}'
+
+  def pixels(self, i: int) -> np.ndarray:
+    """Return the image to look at, uint8 [H, W, 1 or 3]."""
+    return images.picture(self, self[i]['image'])
+
+  def grey(self, i: int) -> np.ndarray:
+    """Return the image for `curation.copies`."""
+    grey = self.pixels(i).mean(axis=2, keepdims=True).astype(np.uint8)
+    return resize(grey, (curation.SIDE, curation.SIDE), 'area')[..., 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """Rows of a table, and a section of the page.
+
+  Attributes:
+    note: what the page says about it.
+    shown: (number of the image, caption) of each image.
+  """
+
+  title: str
+  note: str
+  head: Sequence[str]
+  rows: Sequence[Sequence[Any]] = ()
+  shown: Sequence[tuple[int, str]] = ()
+
+
+def copies(data: Pictures, pairs: Iterable[Any]) -> Found:
+  """Return what is found about pairs (i, j, distance) of near copies."""
+  rows, shown, across = [], [], 0
+  for *pair, distance in pairs:
+    kept, out = sorted(pair, key=lambda i: (data.places[i][0] == 'train', i))
+    one, two = data.caption(out), data.caption(kept)
+    is_across = data.places[out][0] != data.places[kept][0]
+    across += is_across
+    rows.append([data.names[out], data.names[kept], one, two, distance])
+    words = f'{distance:.2f}' + ', across splits' * is_across
+    shown += [(out, f'{one}, {words}'), (kept, f'copy of {two}')]
+  note = f'{len(rows):,} pairs, {across:,} across splits. Crops are not found.'
+  head = ['path', 'copy_of', 'label', 'label_of', 'distance']
+  return Found('Near copies', note, head, rows, shown)
+
+
+def labels(data: Pictures, x: np.ndarray, *near: np.ndarray) -> Found:
+  """Return the labels that other images contradict, by features and `near`."""
+  head = ['path', 'split', 'column', 'label', 'expected', 'score']
+  if data.y is None:
+    return Found('Likely wrong labels', 'The images have no labels.', head)
+  y, found = data.y.astype(float), []
+  is_class, is_number = y.ndim == 1, isinstance(data.targets, Numbers)
+  columns, names = data.classes, ['no', 'yes']
+  if is_class:
+    columns, names, y = ['class'], columns, np.where(y < 0, np.nan, y)[:, None]
+  for column, values in zip(columns, y.T):
+    if is_number:
+      expected = doubts.numbers(x, values)
+      residuals = np.abs(values - expected)
+      score = -residuals / max(np.nanmedian(residuals), 1e-30)
+      rows = np.flatnonzero(score < -_LARGE)
+    else:
+      score, expected = doubts.classes(x, values, *near)
+      rows = np.flatnonzero((expected != values) & ~np.isnan(score))
+    for i in rows.tolist():
+      pair = values[i], expected[i]
+      words = (f'{v:.6g}' if is_number else names[round(v)] for v in pair)
+      found.append((score[i], i, column, *words))
+  found.sort()
+  note = f'{len(found):,} that the other images contradict, and what they say. '
+  note += 'Not all are wrong: look at each.'
+  rows = [[data.names[i], data.places[i][0], *z, s] for s, i, *z in found]
+  shown = [(i, f'{of}: {y} → {other}') for _, i, of, y, other in found]
+  return Found('Likely wrong labels', note, head, rows, shown)
+
+
+def compare(
+  data: Pictures, x: np.ndarray, k: int, most: float
+) -> tuple[dict[str, Found], np.ndarray]:
+  """Return what is found, by name, and the k nearest images of each, [N, k].
+
+  Args:
+    x: features, [N, D].
+    most: largest distance of copies.
+  """
+  near = curation.nearest(x, k)
+  grey = np.empty((len(x), curation.SIDE, curation.SIDE), np.uint8)
+  read = workers.read_ahead(data.grey, range(len(x)), 2 * workers.cores())
+  for i, image in enumerate(terminal.track(read, len(x), unit='images')):
+    grey[i] = image
+  pairs = curation.copies(near[1], grey, most)
+  found = {'copies': copies(data, pairs), 'labels': labels(data, x, *near)}
+  return found, near[1]
+
+
+def write_page(
+  path: pathlib.Path,
+  data: Pictures,
+  found: Mapping[str, Found],
+  near: np.ndarray,
+) -> None:
+  """Write the page; `near` has the nearest images of each."""
+  shown = {k: x.shown[:_SHOWN] for k, x in found.items()}
+  here = {i for x in shown.values() for i, _ in x}
+  here = {*range(len(data))} if len(data) <= _SEARCHED else here
+  order = sorted(here.union(*(near[i].tolist() for i in here)))
+  read = workers.read_ahead(lambda i: thumbnail(data.pixels(i), _PX), order, 8)
+  pictures = {
+    i: {
+      'name': data.names[i],
+      'caption': data.caption(i),
+      'image': image,
+      'near': near[i].tolist() if i in here else [],
+    }
+    for i, image in zip(order, read)
+  }
+  page.render(
+    epath.Path(path),
+    'curate.html',
+    title=f'{len(data):,} images: {", ".join(data.sources)}',
+    note=f'{len(pictures):,} of them are on this page.',
+    sections=[(k, x, shown[k]) for k, x in found.items()],
+    pictures=pictures,
+  )
+
+
+def write_table(
+  path: pathlib.Path, head: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> None:
+  """Write a CSV, in which names keep bytes that are not UTF-8."""
+  text = io.StringIO()
+  csv.writer(text).writerows([head, *rows])
+  write_atomically(path, text.getvalue().encode('utf-8', 'surrogateescape'))
+
+
+def write_splits(
+  folder: pathlib.Path, data: Pictures, out: Collection[str]
+) -> None:
+  """Write a table of the images of each split, without the names in `out`."""
+  tables: dict[str, list[Any]] = {x: [] for x in data.sources}
+  columns = [] if data.y is None else data.classes
+  is_class = data.y is not None and data.y.ndim == 1
+  for i, (split, _) in enumerate(data.places):
+    if data.names[i] not in out:
+      cells = [] if data.y is None else np.ravel(data.y[i]).tolist()
+      cells = [data.classes[k] for k in cells] if is_class else cells
+      tables[split].append([os.path.abspath(data.describe(i)), *cells])
+  for split, rows in tables.items():
+    head = ['path', *(['label'] if is_class else columns)]
+    write_table(folder / f'{split}.csv', head, rows)
+    terminal.say(f'{split}.csv: {len(rows):,} images')
+
+
+def names_in(tables: Iterable[str], data: Pictures) -> set[str]:
+  """Return the column 'path' of tables, which names images."""
+  found: set[str] = set()
+  for name in tables:
+    with open(name, encoding='utf-8', errors='surrogateescape') as file:
+      rows = csv.DictReader(file)
+      if 'path' not in (rows.fieldnames or ()):
+        raise UserError(f'{name} has no column path. Expected names of images.')
+      found |= {terminal.printable(row['path']) for row in rows}
+  if other := sorted(found.difference(data.names)):
+    raise UserError(f'--leave_out names what is no image here {some(other)}.')
+  return found
+
+
+def read_features(path: pathlib.Path, data: Pictures) -> np.ndarray:
+  """Return features [N, D], and keep the images that have some."""
+  names, x = features.read(path)
+  names = [*map(terminal.printable, names)]
+  row = {name: i for i, name in enumerate(data.names)}
+  if len(names) < 2 or not {*names} <= row.keys():
+    raise UserError(
+      f'{path} has the images {some(names)}. Expected two or more images of '
+      f'the sources, such as {data.names[0]}.'
+    )
+  if left := sorted(row.keys() - {*names}):
+    terminal.say(f'Left out images without features {some(left)}')
+  rows = np.array([row[name] for name in names])
+  data.keep(np.sort(rows))
+  return x[np.argsort(rows)]
+
+
+def parser() -> argparse.ArgumentParser:
+  usage = 'tools.curate --weights=WEIGHTS [SPLIT=]SOURCE ... --output=DIR'
+  made = parsers.parser(__doc__, usage)
+  add = made.add_argument
+  add('sources', metavar='[SPLIT=]SOURCE', nargs='+')
+  add('--output', metavar='DIR', type=pathlib.Path, required=True)
+  help = 'file of tools.predict --features, instead of --weights'
+  add('--features', metavar='FILE', type=pathlib.Path, help=help)
+  for name, help in _OPTIONS.items():
+    add(f'--{name}', help=help)
+  help = 'images are anywhere in the folders, and their labels are not judged'
+  add('--unlabelled', action='store_true', help=help)
+  help = 'table whose column path names images; may be repeated'
+  add('--leave_out', metavar='CSV', action='append', default=[], help=help)
+  help = 'largest distance of near copies (0.15)'
+  add('--copies', metavar='X', type=float, default=0.15, help=help)
+  counts = {'batch_size': (32, 'images that are computed at once')}
+  counts['neighbours'] = 10, 'nearest images of each'
+  arguments.add_counts(made, **counts)
+  arguments.add_weights(made, required=False)
+  return made
+
+
+def _open(args, decode):
+  """Return the Pictures that the arguments name, and say what they are."""
+  targets, sources = None, {}
+  for kind, columns in (Labels, args.labels), (Numbers, args.number):
+    targets = kind(columns.split('+')) if columns else targets
+  for split, name in map(split_and_name, args.sources):
+    source = open_source(
+      name,
+      csv=args.csv,
+      targets=targets,
+      image_key=args.image_key,
+      label_key=args.label_key,
+      decode=decode,
+      classes=not args.unlabelled,
+    )
+    if split in sources:
+      raise UserError(f'{args.sources} name a split twice. Use SPLIT=SOURCE.')
+    sources[split] = subsets.Unlabelled(source) if args.unlabelled else source
+    lines = Description.of(sources[split]).lines()
+    terminal.say(f'{split}: ' + '\n  '.join(lines))
+  return Pictures(sources, not args.unlabelled)
+
+
+@terminal.one_message()
+def main(argv: Sequence[str] | None = None) -> None:
+  args = parser().parse_args(argv)
+  if not args.weights and not args.features:
+    raise UserError('Give --weights or --features.')
+  weights: Any = arguments.read(args) if args.weights else None
+  data = _open(args, weights.decode if weights else images.Colours())
+  out = names_in(args.leave_out, data)
+  args.output.mkdir(parents=True, exist_ok=True)
+  path = args.features or args.output / 'features.npz'
+  if not args.features:
+    if path.exists():
+      raise UserError(f'{path} exists. Add --features={path}, or remove it.')
+    options = {'layer': 'pre_logits', 'batch_size': args.batch_size}
+    predict.write_features(path, weights, data, **options)
+  x = read_features(path, data)
+  found, near = compare(data, x, args.neighbours, args.copies)
+  for name, each in found.items():
+    write_table(args.output / f'{name}.csv', each.head, each.rows)
+    terminal.say(f'{each.title}: {each.note}')
+  write_splits(args.output, data, out)
+  path = args.output / 'index.html'
+  write_page(path, data, found, near)
+  terminal.say(f'Page: {path}')
+
+
+if __name__ == '__main__':
+  main()
