@@ -15,6 +15,7 @@ import tiny
 from sklearn.datasets import load_digits
 
 from vit_jax.data.sources.named import open_source
+from vit_jax.data.targets import Labels, Numbers
 from vit_jax.evals import curation, doubts
 from vit_jax.tools import curate, predict
 
@@ -122,8 +123,9 @@ def test_other_labels_are_judged_by_column(digits, tmp_path, option):
   assert len({rows[i][0] for i in WRONG} & named) >= 17
   column = option.partition('=')[2]
   assert {x['column'] for x in found} == {column}
-  with open(tmp_path / 'train.csv') as file:
-    assert next(file) == f'path,{column}\n'
+  kind = Labels if column == 'round' else Numbers
+  rest = open_source(csv=tmp_path / 'train.csv', targets=kind([column]))
+  assert rest.labels().shape == (COUNT, 1) and rest.class_names == [column]
 
 
 def test_a_killed_pass_over_images_resumes(

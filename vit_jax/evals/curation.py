@@ -44,7 +44,7 @@ def copies(
   one, two = np.repeat(np.arange(count), k), rows.ravel()
   parts = np.array_split(np.arange(count * k), count * k // _PAIRS + 1)
   found = [_correlation(pixels[one[x]], pixels[two[x]]) for x in parts]
-  distance = 1 - np.concatenate(found)
+  distance = np.maximum(1 - np.concatenate(found), 0)
   usual = np.sort(distance.reshape(count, k), axis=1)[:, min(3, k - 1)]
   distance /= 1e-3 + np.minimum(usual[one], usual[two])
   pairs = np.sort([one, two], axis=0).T[distance <= most]

@@ -38,7 +38,7 @@ from vit_jax.data.targets import Labels, Numbers
 from vit_jax.data.transforms import resize
 from vit_jax.evals import curation, doubts
 from vit_jax.io import terminal
-from vit_jax.io.files import write_atomically
+from vit_jax.io.files import is_local, write_atomically
 from vit_jax.reports import page
 from vit_jax.reports.worst import thumbnail
 from vit_jax.tools import arguments, features, parsers, predict
@@ -143,7 +143,9 @@ def copies(data: Pictures, pairs: Iterable[Any]) -> Found:
     one, two = data.caption(out), data.caption(kept)
     is_across = data.places[out][0] != data.places[kept][0]
     across += is_across
-    rows.append([data.names[out], data.names[kept], one, two, distance])
+    rows.append(
+      [data.names[out], data.names[kept], one, two, f'{distance:.4f}']
+    )
     words = f'{distance:.2f}' + ', across splits' * is_across
     shown += [(out, f'{one}, {words}'), (kept, f'copy of {two}')]
   note = f'{len(rows):,} pairs, {across:,} across splits. Crops are not found.'
@@ -177,7 +179,9 @@ def labels(data: Pictures, x: np.ndarray, *near: np.ndarray) -> Found:
   found.sort()
   note = f'{len(found):,} that the other images contradict, and what they say. '
   note += 'Not all are wrong: look at each.'
-  rows = [[data.names[i], data.places[i][0], *z, s] for s, i, *z in found]
+  rows = [
+    [data.names[i], data.places[i][0], *z, f'{s:.4g}'] for s, i, *z in found
+  ]
   shown = [(i, f'{of}: {y} → {other}') for _, i, of, y, other in found]
   return Found('Likely wrong labels', note, head, rows, shown)
 
@@ -252,11 +256,19 @@ def write_splits(
     if data.names[i] not in out:
       cells = [] if data.y is None else np.ravel(data.y[i]).tolist()
       cells = [data.classes[k] for k in cells] if is_class else cells
-      tables[split].append([os.path.abspath(data.describe(i)), *cells])
+      tables[split].append([data.describe(i), *cells])
   for split, rows in tables.items():
+    if not rows or not epath.Path(rows[0][0]).exists():
+      terminal.say(f'{split}.csv is not written: there are no files.')
+      continue
+    rows = [[_absolute(path), *cells] for path, *cells in rows]
     head = ['path', *(['label'] if is_class else columns)]
     write_table(folder / f'{split}.csv', head, rows)
     terminal.say(f'{split}.csv: {len(rows):,} images')
+
+
+def _absolute(path):
+  return os.path.abspath(path) if is_local(path) else path
 
 
 def names_in(tables: Iterable[str], data: Pictures) -> set[str]:
@@ -304,8 +316,8 @@ def parser() -> argparse.ArgumentParser:
   add('--unlabelled', action='store_true', help=help)
   help = 'table whose column path names images; may be repeated'
   add('--leave_out', metavar='CSV', action='append', default=[], help=help)
-  help = 'largest distance of near copies (0.15)'
-  add('--copies', metavar='X', type=float, default=0.15, help=help)
+  help = 'largest distance of near copies (0.2)'
+  add('--copies', metavar='X', type=float, default=0.2, help=help)
   counts = {'batch_size': (32, 'images that are computed at once')}
   counts['neighbours'] = 10, 'nearest images of each'
   arguments.add_counts(made, **counts)
