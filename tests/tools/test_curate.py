@@ -47,6 +47,18 @@ def test_numbers_are_estimated_by_other_images():
   np.testing.assert_allclose(found[rest], ink[rest], rtol=0.02)
 
 
+def test_images_to_label_cover_the_set():
+  def radius(rows):
+    return 1 - curation.neighbours(X[rows], X, 1)[0].min()
+
+  rng = np.random.default_rng(0)
+  found = radius(curation.cover(X, 20, []))
+  assert found < min(radius(rng.permutation(COUNT)[:20]) for _ in range(20))
+  known = np.flatnonzero(Y != 4)
+  assert (Y[curation.cover(X, 5, known)] == 4).all()
+  assert sorted(curation.cover(X[:9], 99, [0, 1])) == [*range(2, 9)]
+
+
 @pytest.fixture(scope='module')
 def digits(tmp_path_factory):
   """Folder of digits in two splits, with two copies, and x.npz of all."""

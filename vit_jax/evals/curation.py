@@ -1,7 +1,9 @@
-"""Nearest examples and near copies among images, by their features.
+"""Near copies among images, and what covers a set, by their features.
 
 Features x are float32 [N, D]; their directions are compared.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -72,3 +74,20 @@ def _details(pixels):
   x = pixels.astype(np.float32).reshape(-1, _COARSE, side, _COARSE, side)
   x = (x - x.mean(axis=(2, 4), keepdims=True)).reshape(pixels.shape)
   return x / np.maximum(np.linalg.norm(x, axis=(1, 2), keepdims=True), 1e-9)
+
+
+def cover(x: np.ndarray, count: int, known: Sequence[int]) -> list[int]:
+  """Return rows, each the furthest from all before: greedy k-centre.
+
+  The first one is the furthest from the rows `known`, or the most usual one.
+  """
+  x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
+  found = [] if len(known) else [int((x @ x.mean(axis=0)).argmax())]
+  before = x[[*known, *found]]
+  distance = 1 - neighbours(before, x, 1)[0][:, 0]
+  distance[[*known, *found]] = -np.inf
+  while len(found) < min(count, len(x) - len(known)):
+    found.append(int(distance.argmax()))
+    distance = np.minimum(distance, 1 - x @ x[found[-1]])
+    distance[found[-1]] = -np.inf
+  return found

@@ -11,6 +11,8 @@ are compared: train=/data/a test=/data/b. DIR gets
   copies.csv    near copies: 'path' is the one to leave out, which is in 'train'
                 if the other is in another split, else the later one
   labels.csv    labels that the other images contradict, the least likely first
+  cover.csv     the --cover images to label first, each the furthest from all
+                before, and from the split --labelled
   SPLIT.csv     images and labels that --leave_out leaves: trainings read it
   features.npz  features, which --features reads next time
 
@@ -186,23 +188,30 @@ def labels(data: Pictures, x: np.ndarray, *near: np.ndarray) -> Found:
   return Found('Likely wrong labels', note, head, rows, shown)
 
 
-def compare(
-  data: Pictures, x: np.ndarray, k: int, most: float
-) -> tuple[dict[str, Found], np.ndarray]:
-  """Return what is found, by name, and the k nearest images of each, [N, k].
+def cover(data: Pictures, rows: Iterable[int]) -> Found:
+  """Return the images to label first."""
+  table = [[data.names[i], data.places[i][0]] for i in rows]
+  note = f'{len(table):,} images, each the furthest from all before.'
+  shown = [(i, data.caption(i)) for i in rows]
+  return Found('Images to label first', note, ['path', 'split'], table, shown)
 
-  Args:
-    x: features, [N, D].
-    most: largest distance of copies.
-  """
-  near = curation.nearest(x, k)
+
+def compare(
+  data: Pictures, x: np.ndarray, args: argparse.Namespace
+) -> tuple[dict[str, Found], np.ndarray]:
+  """Return what is found by features [N, D], and the nearest images, [N, k]."""
+  near = curation.nearest(x, args.neighbours)
   grey = np.empty((len(x), curation.SIDE, curation.SIDE), np.uint8)
   read = workers.read_ahead(data.grey, range(len(x)), 2 * workers.cores())
   for i, image in enumerate(terminal.track(read, len(x), unit='images')):
     grey[i] = image
-  pairs = curation.copies(near[1], grey, most)
-  found = {'copies': copies(data, pairs), 'labels': labels(data, x, *near)}
-  return found, near[1]
+  pairs = curation.copies(near[1], grey, args.copies)
+  known = [i for i, (k, _) in enumerate(data.places) if k == args.labelled]
+  return {
+    'copies': copies(data, pairs),
+    'labels': labels(data, x, *near),
+    'cover': cover(data, curation.cover(x, args.cover, known)),
+  }, near[1]
 
 
 def write_page(
@@ -316,10 +325,12 @@ def parser() -> argparse.ArgumentParser:
   add('--unlabelled', action='store_true', help=help)
   help = 'table whose column path names images; may be repeated'
   add('--leave_out', metavar='CSV', action='append', default=[], help=help)
+  add('--labelled', metavar='SPLIT', help='split that is labelled already')
   help = 'largest distance of near copies (0.2)'
   add('--copies', metavar='X', type=float, default=0.2, help=help)
   counts = {'batch_size': (32, 'images that are computed at once')}
   counts['neighbours'] = 10, 'nearest images of each'
+  counts['cover'] = 100, 'images to label first'
   arguments.add_counts(made, **counts)
   arguments.add_weights(made, required=False)
   return made
@@ -345,6 +356,8 @@ def _open(args, decode):
     sources[split] = subsets.Unlabelled(source) if args.unlabelled else source
     lines = Description.of(sources[split]).lines()
     terminal.say(f'{split}: ' + '\n  '.join(lines))
+  if args.labelled not in (None, *sources):
+    raise UserError(f'labelled={args.labelled}: expected one of {[*sources]}.')
   return Pictures(sources, not args.unlabelled)
 
 
@@ -364,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = {'layer': 'pre_logits', 'batch_size': args.batch_size}
     predict.write_features(path, weights, data, **options)
   x = read_features(path, data)
-  found, near = compare(data, x, args.neighbours, args.copies)
+  found, near = compare(data, x, args)
   for name, each in found.items():
     write_table(args.output / f'{name}.csv', each.head, each.rows)
     terminal.say(f'{each.title}: {each.note}')
