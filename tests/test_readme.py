@@ -24,8 +24,8 @@ sys.path[:0] = [str(ROOT)]
 common = importlib.import_module('configs.common')
 README = (ROOT / 'README.md').read_text()
 # The commands in docs/hosts.md have gaps.
-NAMES = 'architecture', 'compile', 'evaluation', 'first_hour', 'inside'
-NAMES += 'python', 'rasters', 'training', 'weights'
+NAMES = 'architecture', 'compile', 'curate', 'evaluation', 'first_hour'
+NAMES += 'inside', 'python', 'rasters', 'training', 'weights'
 PAGES = {name: (ROOT / f'docs/{name}.md').read_text() for name in NAMES}
 TEXT = '\n'.join([README, *PAGES.values()])
 
@@ -188,7 +188,7 @@ def test_flags_of_compile_exist(command):
 
 
 @pytest.mark.parametrize(
-  'tool', ['convert', 'predict', 'look', 'demo', 'report']
+  'tool', ['convert', 'curate', 'predict', 'look', 'demo', 'report']
 )
 def test_tools_accept_the_arguments_of_the_commands(tool):
   commands = _commands(f'vit_jax.tools.{tool}')

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.targets import Labels, Numbers
 from vit_jax.evals import curation, doubts
-from vit_jax.tools import curate, predict
+from vit_jax.tools import curate, features, predict
 
 call = functools.partial(in_process.call, curate)
 COUNT = 400
@@ -145,25 +145,27 @@ def test_a_killed_pass_over_images_resumes(
 ):
   """Images without labels, of which there are fewer than neighbours."""
 
+  real = predict.predict
+
   def killed(*args, **options):
     yield from itertools.islice(real(*args, **options), 4)
     raise KeyboardInterrupt
 
-  real, words = predict.predict, (f'--weights={file}', '--unlabelled', gallery)
-  words = *words, f'--output={tmp_path}', '--batch_size=2'
+  words = f'--weights={file}', '--unlabelled', gallery, f'--output={tmp_path}'
+  words += ('--batch_size=2',)
   with monkeypatch.context() as patch:
     patch.setattr(predict, 'predict', killed)
     assert call(*words) == 130
   assert call(*words, '--neighbours=20') is None
   path = tmp_path / 'features.npz'
-  whole = f'--weights={file}', f'--features={tmp_path}/x.npz', gallery
-  assert in_process.call(predict, *whole) == 0
-  with np.load(path) as one, np.load(tmp_path / 'x.npz') as two:
-    assert all(np.array_equal(one[k], two[k]) for k in ('paths', 'features'))
+  whole = tmp_path / 'whole.parquet'
+  assert in_process.call(predict, *words[:3:2], f'--features={whole}') == 0
+  (names, one), (others, two) = map(features.read, (path, whole))
+  assert names == others and np.array_equal(one, two)
   assert f'{path} exists' in call(*words)
   assert 'no labels' in (tmp_path / 'index.html').read_text()
   assert (tmp_path / 'train.csv').read_text().startswith('path\n/')
-  assert call(*words[1:], f'--features={path}') is None
+  assert call(*words[1:], f'--features={whole}') is None
   one = tmp_path / 'one.csv'
   for text, said in (('name\n', 'no column path'), ('path\nx\n', r'no image')):
     one.write_text(text)

@@ -156,15 +156,22 @@ def copies(data: Pictures, pairs: Iterable[Any]) -> Found:
 
 
 def labels(data: Pictures, x: np.ndarray, *near: np.ndarray) -> Found:
-  """Return the labels that other images contradict, by features and `near`."""
+  """Return the labels that other images contradict, the least likely first.
+
+  Args:
+    x: features, [N, D].
+    near: by `curation.nearest`.
+  """
   head = ['path', 'split', 'column', 'label', 'expected', 'score']
   if data.y is None:
     return Found('Likely wrong labels', 'The images have no labels.', head)
   y, found = data.y.astype(float), []
-  is_class, is_number = y.ndim == 1, isinstance(data.targets, Numbers)
-  columns, names = data.classes, ['no', 'yes']
-  if is_class:
-    columns, names, y = ['class'], columns, np.where(y < 0, np.nan, y)[:, None]
+  is_number, columns, names = False, ['class'], data.classes
+  if y.ndim > 1:
+    is_number = isinstance(data.targets, Numbers)
+    columns, names = data.classes, ['no', 'yes']
+  else:
+    y = np.where(y < 0, np.nan, y)[:, None]
   for column, values in zip(columns, y.T):
     if is_number:
       expected = doubts.numbers(x, values)
