@@ -53,7 +53,8 @@ def copies(
   pairs, first = np.unique(pairs, axis=0, return_index=True)
   distance = distance[distance <= most][first]
   return [
-    (*pairs[i].tolist(), float(distance[i])) for i in np.argsort(distance)
+    (*pairs[i].tolist(), float(distance[i]))
+    for i in np.argsort(distance, kind='stable')
   ]
 
 
