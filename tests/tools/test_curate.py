@@ -47,6 +47,17 @@ def test_numbers_are_estimated_by_other_images():
   np.testing.assert_allclose(found[rest], ink[rest], rtol=0.02)
 
 
+def test_several_copies_of_an_image_are_found():
+  rng = np.random.default_rng(0)
+  pixels = rng.integers(0, 240, (30, curation.SIDE, curation.SIDE), np.uint8)
+  pixels[1:4] = pixels[0, ::-1], np.rot90(pixels[0]), pixels[0] // 2
+  pixels[1:4] += rng.integers(0, 16, pixels[1:4].shape, np.uint8)
+  x = rng.normal(size=(30, 8)).astype(np.float32)
+  x[1:4] = x[0] + 0.01 * x[1:4]
+  found = curation.copies(curation.nearest(x, 10)[1], pixels, 0.2)
+  assert {x[:2] for x in found} == {*itertools.combinations(range(4), 2)}
+
+
 def test_images_to_label_cover_the_set():
   def radius(rows):
     return 1 - curation.neighbours(X[rows], X, 1)[0].min()
@@ -83,7 +94,7 @@ def table(path):
 
 def test_copies_labels_and_what_is_left(digits, tmp_path, capsys):
   splits = f'train={digits}/train', f'test={digits}/test'
-  common = f'--features={digits}/x.npz', *splits
+  common = f'--features={digits}/x.npz', '--copies=0.05', *splits
   assert call(*common, f'--output={tmp_path}/all') is None
   assert 'without features (1): ' in capsys.readouterr().out
   copies = table(tmp_path / 'all/copies.csv')

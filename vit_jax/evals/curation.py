@@ -11,6 +11,7 @@ from vit_jax.evals.knn import neighbours
 
 SIDE, _COARSE = 32, 8  # of the grey images that are compared, and of means
 _PAIRS = 2**10  # at a time
+_USUAL = 4  # an image has fewer copies than that
 
 
 def nearest(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +32,8 @@ def copies(
   Features do not tell a copy from another image of the same thing, so details
   of the pixels decide: the distance is 1 - their correlation, in the best of
   eight mirrored and turned positions, relative to the fourth smallest one of
-  either image, which needs no threshold for each data set.
+  either image, which needs no threshold for each data set. More than three
+  copies of an image are found only if they are exact.
 
   Args:
     rows: the nearest examples by features, [N, k].
@@ -40,14 +42,16 @@ def copies(
   """
   shape = len(pixels), SIDE // 2, 2, SIDE // 2, 2
   small = _details(pixels.reshape(shape).mean(axis=(2, 4), dtype=np.float32))
-  _, similar = nearest(small.reshape(len(small), -1), rows.shape[1])
-  rows = np.concatenate([rows, similar], axis=1)
-  count, k = rows.shape
-  one, two = np.repeat(np.arange(count), k), rows.ravel()
-  parts = np.array_split(np.arange(count * k), count * k // _PAIRS + 1)
+  k = rows.shape[1]
+  _, similar = nearest(small.reshape(len(small), -1), k)
+  rows = np.sort(np.concatenate([rows, similar], axis=1), axis=1)
+  one, two = np.repeat(np.arange(len(rows)), 2 * k), rows.ravel()
+  parts = np.array_split(np.arange(len(one)), len(one) // _PAIRS + 1)
   found = [_correlation(pixels[one[x]], pixels[two[x]]) for x in parts]
-  distance = np.maximum(1 - np.concatenate(found), 0)
-  usual = np.sort(distance.reshape(count, k), axis=1)[:, min(3, k - 1)]
+  distance = np.maximum(1 - np.concatenate(found), 0).reshape(rows.shape)
+  distance[:, 1:][rows[:, 1:] == rows[:, :-1]] = np.inf  # candidates twice
+  usual = np.sort(distance, axis=1)[:, min(_USUAL, k) - 1]
+  distance = distance.ravel()
   distance /= 1e-3 + np.minimum(usual[one], usual[two])
   pairs = np.sort([one, two], axis=0).T[distance <= most]
   pairs, first = np.unique(pairs, axis=0, return_index=True)
