@@ -1,4 +1,4 @@
-"""Do patches become better for classes of pixels when a model continues?
+r"""Do patches become better for classes of pixels when a model continues?
 
     pip install -e '.[elpv,dinov2]'
     python -m vit_jax.tools.samples MASKED --masks
