@@ -178,6 +178,6 @@ def test_a_killed_pass_over_images_resumes(
   assert (tmp_path / 'train.csv').read_text().startswith('path\n/')
   assert call(*words[1:], f'--features={whole}') is None
   one = tmp_path / 'one.csv'
-  for text, said in (('name\n', 'no column path'), ('path\nx\n', r'no image')):
+  for text, said in (('name\n', "no column 'path'"), ('path\nx\n', r'no image')):
     one.write_text(text)
     assert said in call(*words, f'--leave_out={one}')

@@ -21,13 +21,11 @@ After a kill, the same command resumes.
 
 import argparse
 import csv
-import dataclasses
-import functools
 import io
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -35,7 +33,7 @@ from etils import epath
 from vit_jax.data import images, subsets, workers
 from vit_jax.data.description import Description, names_of, targets_of
 from vit_jax.data.sources.named import open_source, split_and_name
-from vit_jax.data.sources.tables import some
+from vit_jax.data.sources.tables import check, some
 from vit_jax.data.targets import Labels, Numbers
 from vit_jax.data.transforms import resize
 from vit_jax.evals import curation, doubts
@@ -55,6 +53,7 @@ _OPTIONS = {
   'label_key': 'column or field with the class',
   'labels': 'columns of several labels, A+B',
   'number': 'columns of numbers, A+B',
+  'labelled': 'split that is labelled already',
 }
 
 
@@ -68,21 +67,20 @@ class Pictures:
     classes: names of the classes, or of the K labels or numbers.
   """
 
-  def __init__(self, sources: Mapping[str, Any], is_labelled: bool) -> None:
+  def __init__(self, sources: Mapping[str, Any]) -> None:
     names = [names_of(x, subsets.labels(x)) for x in sources.values()]
     self.classes = [*dict.fromkeys(y for x in names for y in x)]
     if any(x != self.classes for x in names):
-      by_names = functools.partial(subsets.ByNames, names=self.classes)
-      sources = {k: by_names(x) for k, x in sources.items()}
+      others = (subsets.ByNames(x, self.classes) for x in sources.values())
+      sources = dict(zip(sources, others))
     self.sources, first = sources, next(iter(sources.values()))
     self.places = [(k, i) for k, x in sources.items() for i in range(len(x))]
-    self.names = [
-      terminal.printable(self.describe(i)) for i in range(len(self))
-    ]
+    paths = map(self.describe, range(len(self)))
+    self.names = [*map(terminal.printable, paths)]
     if len({*self.names}) < len(self):
       raise UserError('The splits share images. Expected each image once.')
     self.decode, self.y = images.decoder(first), None
-    if is_labelled:
+    if not isinstance(first, subsets.Unlabelled):
       self.y = np.concatenate([*map(subsets.labels, sources.values())])
       self.targets = targets_of(first, self.y.ndim > 1)
 
@@ -121,14 +119,8 @@ class Pictures:
     return resize(grey, (curation.SIDE, curation.SIDE), 'area')[..., 0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-  """Rows of a table, and a section of the page.
-
-  Attributes:
-    note: what the page says about it.
-    shown: (number of the image, caption) of each image.
-  """
+class Found(NamedTuple):
+  """Rows of a table, and (image, caption) of a section of the page."""
 
   title: str
   note: str
@@ -145,9 +137,8 @@ def copies(data: Pictures, pairs: Iterable[Any]) -> Found:
     one, two = data.caption(out), data.caption(kept)
     is_across = data.places[out][0] != data.places[kept][0]
     across += is_across
-    rows.append(
-      [data.names[out], data.names[kept], one, two, f'{distance:.4f}']
-    )
+    paths = data.names[out], data.names[kept]
+    rows.append([*paths, one, two, f'{distance:.4f}'])
     words = f'{distance:.2f}' + ', across splits' * is_across
     shown += [(out, f'{one}, {words}'), (kept, f'copy of {two}')]
   note = f'{len(rows):,} pairs, {across:,} across splits. Crops are not found.'
@@ -165,14 +156,12 @@ def labels(data: Pictures, x: np.ndarray, *near: np.ndarray) -> Found:
   head = ['path', 'split', 'column', 'label', 'expected', 'score']
   if data.y is None:
     return Found('Likely wrong labels', 'The images have no labels.', head)
-  y, found = data.y.astype(float), []
-  is_number, columns, names = False, ['class'], data.classes
-  if y.ndim > 1:
-    is_number = isinstance(data.targets, Numbers)
-    columns, names = data.classes, ['no', 'yes']
-  else:
+  y, columns, names, found = data.y, data.classes, ['no', 'yes'], []
+  if y.ndim == 1:
     y = np.where(y < 0, np.nan, y)[:, None]
-  for column, values in zip(columns, y.T):
+    columns, names = ['class'], data.classes
+  is_number = isinstance(data.targets, Numbers)
+  for column, values in zip(columns, y.T.astype(float)):
     if is_number:
       expected = doubts.numbers(x, values)
       residuals = np.abs(values - expected)
@@ -208,10 +197,8 @@ def compare(
 ) -> tuple[dict[str, Found], np.ndarray]:
   """Return what is found by features [N, D], and the nearest images, [N, k]."""
   near = curation.nearest(x, args.neighbours)
-  grey = np.empty((len(x), curation.SIDE, curation.SIDE), np.uint8)
   read = workers.read_ahead(data.grey, range(len(x)), 2 * workers.cores())
-  for i, image in enumerate(terminal.track(read, len(x), unit='images')):
-    grey[i] = image
+  grey = np.stack([*terminal.track(read, len(x), unit='images')])
   pairs = curation.copies(near[1], grey, args.copies)
   known = [i for i, (k, _) in enumerate(data.places) if k == args.labelled]
   return {
@@ -252,49 +239,44 @@ def write_page(
   )
 
 
-def write_table(
-  path: pathlib.Path, head: Sequence[str], rows: Iterable[Sequence[Any]]
-) -> None:
+def write_table(path: pathlib.Path, rows: Iterable[Iterable[Any]]) -> None:
   """Write a CSV, in which names keep bytes that are not UTF-8."""
   text = io.StringIO()
-  csv.writer(text).writerows([head, *rows])
-  write_atomically(path, text.getvalue().encode('utf-8', 'surrogateescape'))
+  csv.writer(text).writerows(rows)
+  write_atomically(path, text.getvalue().encode(errors='surrogateescape'))
 
 
 def write_splits(
   folder: pathlib.Path, data: Pictures, out: Collection[str]
 ) -> None:
   """Write a table of the images of each split, without the names in `out`."""
+  head: list[str] = []
+  cells: list[Any] = [[]] * len(data)
+  if data.y is not None:
+    is_class = data.y.ndim == 1
+    head = ['label'] if is_class else data.classes
+    cells = [[data.classes[k]] for k in data.y] if is_class else data.y.tolist()
   tables: dict[str, list[Any]] = {x: [] for x in data.sources}
-  columns = [] if data.y is None else data.classes
-  is_class = data.y is not None and data.y.ndim == 1
   for i, (split, _) in enumerate(data.places):
     if data.names[i] not in out:
-      cells = [] if data.y is None else np.ravel(data.y[i]).tolist()
-      cells = [data.classes[k] for k in cells] if is_class else cells
-      tables[split].append([data.describe(i), *cells])
+      path = data.describe(i)
+      path = os.path.abspath(path) if is_local(path) else path
+      tables[split].append([path, *cells[i]])
   for split, rows in tables.items():
-    if not rows or not epath.Path(rows[0][0]).exists():
+    if rows and epath.Path(rows[0][0]).exists():
+      write_table(folder / f'{split}.csv', [['path', *head], *rows])
+      terminal.say(f'{split}.csv: {len(rows):,} images')
+    else:
       terminal.say(f'{split}.csv is not written: there are no files.')
-      continue
-    rows = [[_absolute(path), *cells] for path, *cells in rows]
-    head = ['path', *(['label'] if is_class else columns)]
-    write_table(folder / f'{split}.csv', head, rows)
-    terminal.say(f'{split}.csv: {len(rows):,} images')
 
 
-def _absolute(path):
-  return os.path.abspath(path) if is_local(path) else path
-
-
-def names_in(tables: Iterable[str], data: Pictures) -> set[str]:
+def names_in(paths: Iterable[str], data: Pictures) -> set[str]:
   """Return the column 'path' of tables, which names images."""
   found: set[str] = set()
-  for name in tables:
-    with open(name, encoding='utf-8', errors='surrogateescape') as file:
+  for path in paths:
+    with open(path, encoding='utf-8', errors='surrogateescape') as file:
       rows = csv.DictReader(file)
-      if 'path' not in (rows.fieldnames or ()):
-        raise UserError(f'{name} has no column path. Expected names of images.')
+      check(path, rows.fieldnames or (), '--leave_out', 'path')
       found |= {terminal.printable(row['path']) for row in rows}
   if other := sorted(found.difference(data.names)):
     raise UserError(f'--leave_out names what is no image here {some(other)}.')
@@ -332,13 +314,14 @@ def parser() -> argparse.ArgumentParser:
   add('--unlabelled', action='store_true', help=help)
   help = 'table whose column path names images; may be repeated'
   add('--leave_out', metavar='CSV', action='append', default=[], help=help)
-  add('--labelled', metavar='SPLIT', help='split that is labelled already')
   help = 'largest distance of near copies (0.2)'
   add('--copies', metavar='X', type=float, default=0.2, help=help)
-  counts = {'batch_size': (32, 'images that are computed at once')}
-  counts['neighbours'] = 10, 'nearest images of each'
-  counts['cover'] = 100, 'images to label first'
-  arguments.add_counts(made, **counts)
+  arguments.add_counts(
+    made,
+    batch_size=(32, 'images that are computed at once'),
+    neighbours=(10, 'nearest images of each'),
+    cover=(100, 'images to label first'),
+  )
   arguments.add_weights(made, required=False)
   return made
 
@@ -348,16 +331,11 @@ def _open(args, decode):
   targets, sources = None, {}
   for kind, columns in (Labels, args.labels), (Numbers, args.number):
     targets = kind(columns.split('+')) if columns else targets
+  options = {k: getattr(args, k) for k in ('csv', 'image_key', 'label_key')}
+  options |= {'targets': targets, 'decode': decode}
+  options |= {'classes': not args.unlabelled}
   for split, name in map(split_and_name, args.sources):
-    source = open_source(
-      name,
-      csv=args.csv,
-      targets=targets,
-      image_key=args.image_key,
-      label_key=args.label_key,
-      decode=decode,
-      classes=not args.unlabelled,
-    )
+    source = open_source(name, **options)
     if split in sources:
       raise UserError(f'{args.sources} name a split twice. Use SPLIT=SOURCE.')
     sources[split] = subsets.Unlabelled(source) if args.unlabelled else source
@@ -365,7 +343,7 @@ def _open(args, decode):
     terminal.say(f'{split}: ' + '\n  '.join(lines))
   if args.labelled not in (None, *sources):
     raise UserError(f'labelled={args.labelled}: expected one of {[*sources]}.')
-  return Pictures(sources, not args.unlabelled)
+  return Pictures(sources)
 
 
 @terminal.one_message()
@@ -381,12 +359,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   if not args.features:
     if path.exists():
       raise UserError(f'{path} exists. Add --features={path}, or remove it.')
-    options = {'layer': 'pre_logits', 'batch_size': args.batch_size}
-    predict.write_features(path, weights, data, **options)
+    predict.write_features(
+      path, weights, data, layer='pre_logits', batch_size=args.batch_size
+    )
   x = read_features(path, data)
   found, near = compare(data, x, args)
   for name, each in found.items():
-    write_table(args.output / f'{name}.csv', each.head, each.rows)
+    write_table(args.output / f'{name}.csv', [each.head, *each.rows])
     terminal.say(f'{each.title}: {each.note}')
   write_splits(args.output, data, out)
   path = args.output / 'index.html'
