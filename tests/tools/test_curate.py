@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from vit_jax.data.sources.named import open_source
 from vit_jax.data.targets import Labels, Numbers
 from vit_jax.evals import curation, doubts
+from vit_jax.evals.knn import nearest, neighbours
 from vit_jax.tools import curate, features, predict
 
 call = functools.partial(in_process.call, curate)
@@ -31,11 +32,11 @@ LABELS[WRONG] = (Y[WRONG] + 3) % 10
 
 def test_wrong_labels_are_the_least_likely():
   x, y = np.concatenate([X, X[:2]]), [*LABELS, np.nan, 77]  # missing, alone
-  own, best = doubts.classes(x, np.array(y, float), *curation.nearest(x, 10))
+  own, best = doubts.classes(x, np.array(y, float), *nearest(x, 10))
   assert np.isnan(own[COUNT:]).all() and not np.isnan(own[:COUNT]).any()
   assert len({*np.argsort(own[:COUNT])[:20]} & {*WRONG}) >= 18
   assert np.mean(best[WRONG] == Y[WRONG]) > 0.8
-  own, _ = doubts.classes(x[:9], np.zeros(9), *curation.nearest(x[:9], 10))
+  own, _ = doubts.classes(x[:9], np.zeros(9), *nearest(x[:9], 10))
   assert np.isnan(own).all()  # one class
 
 
@@ -54,13 +55,13 @@ def test_several_copies_of_an_image_are_found():
   pixels[1:4] += rng.integers(0, 16, pixels[1:4].shape, np.uint8)
   x = rng.normal(size=(30, 8)).astype(np.float32)
   x[1:4] = x[0] + 0.01 * x[1:4]
-  found = curation.copies(curation.nearest(x, 10)[1], pixels, 0.2)
+  found = curation.copies(nearest(x, 10)[1], pixels, 0.2)
   assert {x[:2] for x in found} == {*itertools.combinations(range(4), 2)}
 
 
 def test_images_to_label_cover_the_set():
   def radius(rows):
-    return 1 - curation.neighbours(X[rows], X, 1)[0].min()
+    return 1 - neighbours(X[rows], X, 1)[0].min()
 
   rng = np.random.default_rng(0)
   found = radius(curation.cover(X, 20, []))
@@ -178,6 +179,9 @@ def test_a_killed_pass_over_images_resumes(
   assert (tmp_path / 'train.csv').read_text().startswith('path\n/')
   assert call(*words[1:], f'--features={whole}') is None
   one = tmp_path / 'one.csv'
-  for text, said in (('name\n', "no column 'path'"), ('path\nx\n', r'no image')):
+  for text, said in (
+    ('name\n', "no column 'path'"),
+    ('path\nx\n', r'no image'),
+  ):
     one.write_text(text)
     assert said in call(*words, f'--leave_out={one}')

@@ -7,21 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.evals.knn import neighbours
+from vit_jax.evals.knn import nearest, neighbours
 
 SIDE, _COARSE = 32, 8  # of the grey images that are compared, and of means
 _PAIRS = 2**10  # at a time
 _USUAL = 4  # an image has fewer copies than that
-
-
-def nearest(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-  """Return cosine similarities and row numbers [N, k] of other examples."""
-  count = len(x)
-  k = min(k, count - 1)
-  near, rows = neighbours(x, x, k + 1)
-  is_own = rows == np.arange(count)[:, None]
-  is_own[~is_own.any(axis=1), -1] = True  # there are k + 1 equal ones
-  return near[~is_own].reshape(count, k), rows[~is_own].reshape(count, k)
 
 
 def copies(

@@ -14,15 +14,13 @@ from sklearn import (
 )
 
 from vit_jax.data.subsets import ranks
-from vit_jax.evals.curation import nearest
+from vit_jax.evals.knn import nearest
 
 _FOLDS = 5
 _STRENGTHS = 1e-3, 1e-2, 1e-1, 1.0  # C of logistic regressions
 _MOST = 5_000_000  # examples x classes that they are fitted to
 _TEMPERATURE = 0.07  # of votes, as in knn.py
-_LEAST = (
-  1e-3  # probability in the likelihood, which one example does not decide
-)
+_LEAST = 1e-3  # probability in the likelihood: no example decides alone
 
 
 def classes(

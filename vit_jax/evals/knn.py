@@ -85,6 +85,16 @@ def neighbours(
   return jax.device_get(best)
 
 
+def nearest(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+  """Return cosine similarities and row numbers [N, k] of other examples."""
+  count = len(x)
+  k = min(k, count - 1)
+  near, rows = neighbours(x, x, k + 1)
+  is_own = rows == np.arange(count)[:, None]
+  is_own[~is_own.any(axis=1), -1] = True  # there are k + 1 equal ones
+  return near[~is_own].reshape(count, k), rows[~is_own].reshape(count, k)
+
+
 @jax.jit
 def _nearer(best, queries, x, first):
   """Return `best` with the rows of x that are nearer; x[0] is row `first`."""

@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.analysis import embeddings
 from vit_jax.data.subsets import View
 from vit_jax.evals.collect import COUNTS, Collector, SplitEvaluator
-from vit_jax.evals.knn import neighbours
+from vit_jax.evals.knn import nearest, neighbours
 from vit_jax.io import terminal
 from vit_jax.objectives.encode import summarize
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
@@ -83,10 +83,11 @@ class Representation(SplitEvaluator):
         return {'x': self._of_teacher(params, batch['image'])[0]}
 
       collect = Collector(measure, data=self.data, mesh=self.mesh)
-      self._near = _nearest(collect(self.teacher.load(self.mesh))['x'], self.k)
+      near = nearest(collect(self.teacher.load(self.mesh))['x'], self.k)
+      self._near = near[1]
     if not np.isfinite(x).all():
       return np.nan
-    pairs = zip(_nearest(x, self.k), self._near)
+    pairs = zip(nearest(x, self.k)[1], self._near)
     return float(np.mean([len({*a} & {*b}) / max(1, len(b)) for a, b in pairs]))
 
   def _of_teacher(self, params, images):
@@ -126,12 +127,6 @@ class Representation(SplitEvaluator):
     )
     (batch,) = data.eval_batches()
     return batch['image']
-
-
-def _nearest(x, k):
-  """Return the k nearest other rows of each row of x [N, D]."""
-  _, rows = neighbours(x, x, min(len(x), 1 + k))
-  return [[j for j in row if j != i][:k] for i, row in enumerate(rows)]
 
 
 def describe(x: np.ndarray) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from vit_jax.data.sources.tables import check, some
 from vit_jax.data.targets import Labels, Numbers
 from vit_jax.data.transforms import resize
 from vit_jax.evals import curation, doubts
+from vit_jax.evals.knn import nearest
 from vit_jax.io import terminal
 from vit_jax.io.files import is_local, write_atomically
 from vit_jax.reports import page
@@ -151,7 +152,7 @@ def labels(data: Pictures, x: np.ndarray, *near: np.ndarray) -> Found:
 
   Args:
     x: features, [N, D].
-    near: by `curation.nearest`.
+    near: by `nearest`.
   """
   head = ['path', 'split', 'column', 'label', 'expected', 'score']
   if data.y is None:
@@ -196,7 +197,7 @@ def compare(
   data: Pictures, x: np.ndarray, args: argparse.Namespace
 ) -> tuple[dict[str, Found], np.ndarray]:
   """Return what is found by features [N, D], and the nearest images, [N, k]."""
-  near = curation.nearest(x, args.neighbours)
+  near = nearest(x, args.neighbours)
   read = workers.read_ahead(data.grey, range(len(x)), 2 * workers.cores())
   grey = np.stack([*terminal.track(read, len(x), unit='images')])
   pairs = curation.copies(near[1], grey, args.copies)
