@@ -235,13 +235,9 @@ def write_features(
     'max_image_bytes': max_image_bytes,
   }
   parts = features.Parts(path, asked)
-  results = predict(
-    weights,
-    subsets.View(source, range(parts.done, total)),
-    layer=layer,
-    batch_size=batch_size,
-    max_image_bytes=max_image_bytes,
-  )
+  rest = subsets.View(source, range(parts.done, total))
+  options = {'batch_size': batch_size, 'max_image_bytes': max_image_bytes}
+  results = predict(weights, rest, layer=layer, **options)
   results = terminal.track(results, total, unit='images', done=parts.done)
   parts.write(results, batch_size)
   return parts.finish()
@@ -277,19 +273,16 @@ def parser() -> argparse.ArgumentParser:
   help = 'least probability of the labels that are named (that of each label '
   help += 'with the best F1 in training, if the weights have it; else 0.5)'
   group.add_argument('--threshold', type=float, help=help)
+  help = '.npz or .parquet: write features instead of predictions'
   group.add_argument(
-    '--features',
-    metavar='FILE',
-    type=_features_file,
-    help='.npz or .parquet: write features instead of predictions',
+    '--features', metavar='FILE', type=_features_file, help=help
   )
-  group.add_argument(
-    '--layer',
-    default='pre_logits',
-    help='for --features: pre_logits (input of the head; default), pooled, '
-    'tokens, block_0, block_1, ...; or map_0, ..., the grid of patches of a '
-    'layer, and map_-1, that of tokens',
+  help = 'for --features: pre_logits (input of the head; default), pooled, '
+  help += (
+    'tokens, block_0, block_1, ...; or map_0, ..., the grid of patches of '
   )
+  help += 'a layer, and map_-1, that of tokens'
+  group.add_argument('--layer', default='pre_logits', help=help)
   return made
 
 

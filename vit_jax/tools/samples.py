@@ -91,9 +91,8 @@ def draw_masked(split: str, i: int) -> tuple[np.ndarray, np.ndarray]:
     photo = rng.choice(SCENES) if i % 2 else name
     image[inside] = _photograph(photo, split, (height, width), rng)[inside]
     mask[inside] = MASK_CLASSES.index(name)
-  edge = np.zeros(mask.shape, bool)
-  edge[1:] |= mask[1:] != mask[:-1]
-  edge[:, 1:] |= mask[:, 1:] != mask[:, :-1]
+  edge = np.diff(mask, axis=0, prepend=mask[:1]) != 0
+  edge |= np.diff(mask, axis=1, prepend=mask[:, :1]) != 0
   return image, np.where(edge, np.uint8(255), mask)
 
 
@@ -170,13 +169,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     return print(f'{IN_TABLE} pictures and table.csv in {folder}')
   if args.masks:
     for split, count in MASKED.items():
-      parts = [folder / split / name for name in ('images', 'masks')]
-      for part in parts:
-        part.mkdir(parents=True, exist_ok=True)
+      images, masks = folder / split / 'images', folder / split / 'masks'
+      images.mkdir(parents=True, exist_ok=True)
+      masks.mkdir(exist_ok=True)
       for i in range(count):
         image, mask = map(Image.fromarray, draw_masked(split, i))
-        image.save(parts[0] / f'{i:03}.jpg', quality=92)
-        mask.save(parts[1] / f'{i:03}.png')
+        image.save(images / f'{i:03}.jpg', quality=92)
+        mask.save(masks / f'{i:03}.png')
     (folder / 'classes.txt').write_text('\n'.join(MASK_CLASSES) + '\n')
     return print(f'{MASKED} pictures with masks in {folder}')
   for label, name in enumerate(CLASSES):

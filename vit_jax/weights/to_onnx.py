@@ -39,10 +39,9 @@ def write(weights: Weights, path: PathLike) -> float:
   with tempfile.TemporaryDirectory() as folder:
     formats.write(weights, folder, 'timm')
     model = timm.create_model(f'local-dir:{folder}', pretrained=True).eval()
-  example = torch.zeros(2, channels, height, width)
   torch.onnx.export(
     model,
-    (example,),
+    (torch.zeros(2, channels, height, width),),
     os.fspath(path),
     dynamo=False,
     opset_version=_OPSET,
