@@ -1,11 +1,10 @@
-"""JPEGs in memory and timing for the scripts of input pipelines."""
+"""JPEGs in memory, and arguments, for the scripts of input pipelines."""
 
-import argparse
 import os
-import time
 
 import cv2
 import numpy as np
+import timing
 
 KINDS = {  # (height, width), noise, number of files
   'imagenet': ((375, 500), 6, 64),
@@ -38,9 +37,7 @@ def _make(size, noise, seed):
 
 def arguments(doc):
   """Return the arguments of a script, on as many cores as threads."""
-  parser = argparse.ArgumentParser(
-    description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = timing.parser(doc)
   parser.add_argument('--images', choices=KINDS, default='imagenet')
   parser.add_argument('--batch_size', type=int, default=64)
   parser.add_argument('--image_size', type=int, default=224)
@@ -54,9 +51,4 @@ def arguments(doc):
 
 def report(args, batches):
   """Print the images per second of an iterator over batches."""
-  for count in (3, args.batches):  # the first ones do not count
-    begin = time.perf_counter()
-    for _ in range(count):
-      next(batches)
-  seconds = time.perf_counter() - begin
-  print(args.batches * args.batch_size / seconds)
+  timing.report(lambda: next(batches), args.batches, args.batch_size)

@@ -12,23 +12,23 @@ import importlib
 import sys
 import types
 
+import jax_steps
 import step_plain_linen
-import timing
 
 
 def main():
-  args = timing.parser(__doc__).parse_args()
+  args = jax_steps.parser(__doc__).parse_args()
   # big_vision's utilities import TensorFlow, and the model does not use them.
   sys.modules['big_vision.utils'] = types.ModuleType('big_vision.utils')
   vit = importlib.import_module('big_vision.models.vit')
   model = vit.Model(
-    timing.NUM_CLASSES,
+    jax_steps.NUM_CLASSES,
     variant=args.model,
     rep_size=True,
     pool_type='tok',
     dtype_mm=args.dtype,
   )
-  timing.report(args, *step_plain_linen.functions(args, model))
+  step_plain_linen.report(args, model)
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ from a batch of uint8 images that is on the device already.
 
 import jax
 import jax.numpy as jnp
-import timing
+import jax_steps
 
 from vit_jax.models.dense import Normalize
 from vit_jax.models.pallas.choice import Chooser
@@ -18,7 +18,7 @@ from vit_jax.zoo import names
 
 
 def main():
-  parser = timing.parser(__doc__)
+  parser = jax_steps.parser(__doc__)
   for field in ('attention', 'remat'):
     parser.add_argument(f'--{field}', help='of the model')
   parser.add_argument('--scan', action='store_true', help='of the model')
@@ -26,13 +26,13 @@ def main():
   fields = {x: getattr(args, x) for x in ('attention', 'remat', 'scan')}
   model = names.create(
     args.model,
-    num_classes=timing.NUM_CLASSES,
+    num_classes=jax_steps.NUM_CLASSES,
     dtype=args.dtype,
     **{name: value for name, value in fields.items() if value},
   )
   shape = 1, args.image_size, args.image_size, 3
   if not args.topology:  # a run measures what attention='auto' is
-    choose = Chooser(batch_size=args.batch_size, mesh=timing.mesh())
+    choose = Chooser(batch_size=args.batch_size, mesh=jax_steps.mesh())
     images = jax.ShapeDtypeStruct(shape, jnp.float32)
     model = choose(model, images, backward=args.mode == 'train')
   loss_fn = softmax_xent(model, preprocess=Normalize())
@@ -42,21 +42,16 @@ def main():
 
   def state():
     made, step = params(), jnp.zeros((), jnp.int32)
-    return TrainState(step, made, timing.TX.init(made), jax.random.key(0))
+    return TrainState(step, made, jax_steps.TX.init(made), jax.random.key(0))
 
   def train(state, images, labels):
     batch = {'image': images, 'label': labels}
-    return train_step(state, batch, loss_fn=loss_fn, tx=timing.TX)
+    return train_step(state, batch, loss_fn=loss_fn, tx=jax_steps.TX)
 
-  def infer(params, images, labels):
-    del labels
-    images = Normalize()(images)
-    return params, model.apply({'params': params}, images)
+  def logits(params, images):
+    return model.apply({'params': params}, Normalize()(images))
 
-  if args.mode == 'train':
-    timing.report(args, state, train)
-  else:
-    timing.report(args, params, infer)
+  jax_steps.report(args, params, logits, state, train)
 
 
 if __name__ == '__main__':

@@ -15,8 +15,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import jax_steps
 import optax
-import timing
 
 from vit_jax.zoo import names
 
@@ -69,7 +69,7 @@ class PlainViT(nn.Module):
 
 
 def main():
-  args = timing.parser(__doc__).parse_args()
+  args = jax_steps.parser(__doc__).parse_args()
   ours = names.create(args.model)
   model = PlainViT(
     width=ours.width,
@@ -77,14 +77,14 @@ def main():
     mlp_dim=ours.mlp_dim,
     num_heads=ours.num_heads,
     patch_size=ours.embedding.patch_size,
-    num_classes=timing.NUM_CLASSES,
+    num_classes=jax_steps.NUM_CLASSES,
     dtype=jnp.dtype(args.dtype),
   )
-  timing.report(args, *functions(args, model))
+  report(args, model)
 
 
-def functions(args, model):
-  """Return `init` and `step` of `timing.report` for a Linen model."""
+def report(args, model):
+  """Print images per second of a Linen model."""
 
   def params():
     images = jnp.zeros((1, args.image_size, args.image_size, 3))
@@ -92,7 +92,7 @@ def functions(args, model):
 
   def state():
     made = params()
-    return made, timing.TX.init(made)
+    return made, jax_steps.TX.init(made)
 
   def logits(params, images):
     found = model.apply(params, images.astype(jnp.float32) / 127.5 - 1)
@@ -106,14 +106,10 @@ def functions(args, model):
   def train(state, images, labels):
     params, opt_state = state
     value, grads = jax.value_and_grad(loss)(params, images, labels)
-    updates, opt_state = timing.TX.update(grads, opt_state, params)
+    updates, opt_state = jax_steps.TX.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), value
 
-  def infer(params, images, labels):
-    del labels
-    return params, logits(params, images)
-
-  return (state, train) if args.mode == 'train' else (params, infer)
+  jax_steps.report(args, params, logits, state, train)
 
 
 if __name__ == '__main__':

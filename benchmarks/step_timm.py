@@ -7,37 +7,25 @@ default attention, PyTorch's scaled_dot_product_attention; fused AdamW; clipping
 by global norm. It needs torch and timm, and nothing of this project.
 """
 
-import argparse
-import time
-
+import timing
 import timm
 import torch
 
-NAMES = {  # of this project: of timm
-  f'{size}/{patch}': f'vit_{name}_patch{patch}_224'
-  for size, name in (
-    *(('Ti', 'tiny'), ('S', 'small'), ('B', 'base')),
-    *(('L', 'large'), ('H', 'huge')),
-  )
-  for patch in (14, 16, 32)
-}
+SIZES = {'Ti': 'tiny', 'S': 'small', 'B': 'base', 'L': 'large', 'H': 'huge'}
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('model', choices=NAMES)
-  parser.add_argument('--mode', choices=('train', 'infer'), default='train')
-  parser.add_argument('--batch_size', type=int, default=8)
-  parser.add_argument('--image_size', type=int, default=224)
-  parser.add_argument('--dtype', default='bfloat16', help='or float32')
-  parser.add_argument('--steps', type=int, default=30)
+  parser = timing.step_parser(__doc__)
   parser.add_argument('--eager', action='store_true', help='do not compile')
   args = parser.parse_args()
   device = 'cuda' if torch.cuda.is_available() else 'cpu'
   # XLA's default on GPUs, too: TF32 for float32.
   torch.set_float32_matmul_precision('high')
+  size, patch = args.model.split('/')
   model = timm.create_model(
-    NAMES[args.model], num_classes=1000, img_size=args.image_size
+    f'vit_{SIZES[size]}_patch{patch}_224',
+    num_classes=1000,
+    img_size=args.image_size,
   )
   model = model.to(device).train(args.mode == 'train')
   shape = (args.batch_size, 3, args.image_size, args.image_size)
@@ -74,13 +62,7 @@ def main():
     if device == 'cuda':
       torch.cuda.synchronize()
 
-  for count in (5, args.steps):  # the first ones compile, and do not count
-    wait()
-    begin = time.perf_counter()
-    for _ in range(count):
-      step()
-    wait()
-  print(args.steps * args.batch_size / (time.perf_counter() - begin))
+  timing.report(step, args.steps, args.batch_size, wait)
 
 
 if __name__ == '__main__':
