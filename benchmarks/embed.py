@@ -1,8 +1,10 @@
-r"""Time an embedding script from the start to the end of its process.
+r"""Time a Python process that embeds images, from its start to its end.
 
   python benchmarks/compare.py --peer_python=PYTHON \
-      'embed.py embed_ours.py WEIGHTS FOLDER /tmp/f/ours.npz' \
-      'embed.py embed_onnxruntime.py MODEL.onnx FOLDER /tmp/f/onnx.npz'
+      'embed.py -m vit_jax.tools.predict --image_size=224 --weights=WEIGHTS \
+          FOLDER --features=/tmp/f/ours.npz' \
+      'embed.py benchmarks/embed_onnxruntime.py MODEL.onnx FOLDER \
+          /tmp/f/onnx.npz'
 
 The number is its wall time in seconds. stderr gets its CPU time, children
 included, and the least cosine of its features with those of other files there.
@@ -16,10 +18,9 @@ import time
 
 import numpy as np
 
-script, *words = sys.argv[1:]
-begin, file = time.perf_counter(), pathlib.Path(words[-1])
-script = str(pathlib.Path(__file__).with_name(script))
-subprocess.run([sys.executable, script, *words], check=True)
+words = sys.argv[1:]
+begin, file = time.perf_counter(), pathlib.Path(words[-1].split('=')[-1])
+subprocess.run([sys.executable, *words], check=True)
 wall, used = time.perf_counter() - begin, resource.RUSAGE_CHILDREN
 print(f'CPU seconds: {sum(resource.getrusage(used)[:2]):.2f}', file=sys.stderr)
 for path in {*file.parent.glob('*.npz')} - {file}:

@@ -1,4 +1,4 @@
-"""Embed a folder of JPEGs by onnxruntime and Pillow, as embed_ours.py does.
+"""Embed a folder of JPEGs by onnxruntime and Pillow, as tools.predict does.
 
   python benchmarks/embed_onnxruntime.py MODEL.onnx FOLDER FILE.npz
 

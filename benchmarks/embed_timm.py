@@ -1,4 +1,4 @@
-"""Embed a folder of JPEGs by timm in PyTorch, as embed_ours.py does.
+"""Embed a folder of JPEGs by timm in PyTorch, as tools.predict does.
 
   python benchmarks/embed_timm.py MODEL FOLDER FILE.npz
 
