@@ -56,11 +56,18 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
 
 
 def csv_line(row: Iterable[Any]) -> str:
-  """Return a line of a CSV. Bytes of names that are not UTF-8 are escaped."""
+  """Return a line of a CSV."""
   line = io.StringIO()
   csv.writer(line).writerow(row)  # quotes a CR in a name only if it ends lines
-  text = line.getvalue().removesuffix('\r\n') + '\n'
-  return text.encode('utf-8', 'backslashreplace').decode()
+  return line.getvalue().removesuffix('\r\n') + '\n'
+
+
+def write_csv(
+  path: PathLike, rows: Iterable[Iterable[Any]], odd: str = 'backslashreplace'
+) -> None:
+  """Write a CSV; `odd` is how bytes of names that are not UTF-8 are encoded."""
+  text = ''.join(map(csv_line, rows))
+  write_atomically(path, text.encode(errors=odd))
 
 
 def is_full(error: BaseException | None) -> bool:

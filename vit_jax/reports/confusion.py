@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from vit_jax.io.files import write_csv
 from vit_jax.reports import pictures, worst
 
 MISCLASSIFIED = (
@@ -53,7 +54,7 @@ class Predictions:
       np.add.at(matrix, (true, predicted), 1)
       paths += [folder / f'confusion-{name}.{x}' for x in ('csv', 'png')]
       rows = ([x, *row] for x, row in zip(labels, matrix.tolist()))
-      worst.write_csv(paths[0], ['true_class', *labels], rows)
+      write_csv(paths[0], [['true_class', *labels], *rows])
       draw(matrix, labels, paths[1], title=name)
     log_p, p = self.true_log_probability, self.predicted_probability
     (wrong,) = np.nonzero(true != predicted)

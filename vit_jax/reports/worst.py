@@ -11,7 +11,7 @@ import contextlib
 import functools
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from etils import epath
 
 from vit_jax.data.images import picture
 from vit_jax.data.subsets import describe
-from vit_jax.io.files import csv_line, write_atomically
+from vit_jax.io.files import write_atomically, write_csv
 from vit_jax.reports import pictures
 from vit_jax.types import PathLike
 
@@ -61,20 +61,13 @@ def write(
   path, indices = folder / f'{kind}-{name}.csv', [i for *_, i in rows]
   with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
     files = pool.map(functools.partial(describe, source), indices)
-  write_csv(path, header, ([file, *row] for file, row in zip(files, rows)))
+  write_csv(path, [header, *([x, *row] for x, row in zip(files, rows))])
   # A data set need not consist of files, and files may move.
   with contextlib.suppress(OSError, ValueError):  # a page can do without images
     pixels = {i: picture(source, source[i]['image']) for i in indices[:_IMAGES]}
     found = {i: thumbnail(x) for i, x in pixels.items()}
     write_atomically(folder / f'thumbnails-{name}.json', json.dumps(found))
   return path
-
-
-def write_csv(
-  path: epath.Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
-) -> None:
-  """Write a table, whose cells may have any characters."""
-  write_atomically(path, ''.join(map(csv_line, [header, *rows])).encode())
 
 
 def thumbnail(pixels: np.ndarray, side: int = _PX) -> str:

@@ -21,7 +21,6 @@ After a kill, the same command resumes.
 
 import argparse
 import csv
-import io
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ from vit_jax.data.transforms import resize
 from vit_jax.evals import curation, doubts
 from vit_jax.evals.knn import nearest
 from vit_jax.io import terminal
-from vit_jax.io.files import is_local, write_atomically
+from vit_jax.io.files import is_local, write_csv
 from vit_jax.reports import page
 from vit_jax.reports.worst import thumbnail
 from vit_jax.tools import arguments, features, parsers, predict
@@ -240,13 +239,6 @@ def write_page(
   )
 
 
-def write_table(path: pathlib.Path, rows: Iterable[Iterable[Any]]) -> None:
-  """Write a CSV, in which names keep bytes that are not UTF-8."""
-  text = io.StringIO()
-  csv.writer(text).writerows(rows)
-  write_atomically(path, text.getvalue().encode(errors='surrogateescape'))
-
-
 def write_splits(
   folder: pathlib.Path, data: Pictures, out: Collection[str]
 ) -> None:
@@ -265,8 +257,9 @@ def write_splits(
       tables[split].append([path, *cells[i]])
   for split, rows in tables.items():
     if rows and epath.Path(rows[0][0]).exists():
-      write_table(folder / f'{split}.csv', [['path', *head], *rows])
-      terminal.say(f'{split}.csv: {len(rows):,} images')
+      rows = [['path', *head], *rows]
+      write_csv(folder / f'{split}.csv', rows, odd='surrogateescape')
+      terminal.say(f'{split}.csv: {len(rows) - 1:,} images')
     else:
       terminal.say(f'{split}.csv is not written: there are no files.')
 
@@ -366,7 +359,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   x = read_features(path, data)
   found, near = compare(data, x, args)
   for name, each in found.items():
-    write_table(args.output / f'{name}.csv', [each.head, *each.rows])
+    write_csv(args.output / f'{name}.csv', [each.head, *each.rows])
     terminal.say(f'{each.title}: {each.note}')
   write_splits(args.output, data, out)
   path = args.output / 'index.html'

@@ -214,7 +214,8 @@ def show(rows: Iterable[Mapping[str, Any]]) -> None:
   else:
     for i, row in enumerate(rows):
       lines = [row.values()] if i else [row, row.values()]
-      sys.stdout.write(''.join(map(csv_line, lines)))
+      text = ''.join(map(csv_line, lines))
+      sys.stdout.write(text.encode(errors='backslashreplace').decode())
 
 
 def write_features(

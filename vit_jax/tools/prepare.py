@@ -34,7 +34,7 @@ from vit_jax.data.sources import tars
 from vit_jax.data.sources.named import open_source, split_and_name
 from vit_jax.data.transforms import resize
 from vit_jax.io import terminal
-from vit_jax.io.files import csv_line
+from vit_jax.io.files import write_csv
 from vit_jax.tools import parsers
 from vit_jax.types import PathLike, UserError
 
@@ -218,7 +218,7 @@ def write(
     terminal.say(f'{folder}: {info.num_examples:,} examples of {split}.')
   if left_out:
     rows = [('split', 'file_name', 'reason'), *left_out]
-    (made / 'left_out.csv').write_text(''.join(map(csv_line, rows)), 'utf-8')
+    write_csv(made / 'left_out.csv', rows)
     terminal.say(f'Left out {len(left_out):,}, see {folder}/left_out.csv.')
   made.rename(folder)
   shutil.rmtree(partial)

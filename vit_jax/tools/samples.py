@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.io import terminal
-from vit_jax.io.files import csv_line
+from vit_jax.io.files import write_csv
 from vit_jax.tools import parsers
 
 CLASSES = ('checks', 'circle', 'rings', 'star', 'stripes', 'triangle')
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for picture, row in map(draw_several, range(IN_TABLE)):
       Image.fromarray(picture).save(folder / row[0])
       rows.append(row)
-    (folder / 'table.csv').write_text(''.join(map(csv_line, rows)))
+    write_csv(folder / 'table.csv', rows)
     return print(f'{IN_TABLE} pictures and table.csv in {folder}')
   if args.masks:
     for split, count in MASKED.items():

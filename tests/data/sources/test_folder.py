@@ -17,7 +17,7 @@ from vit_jax.data.images import Colours
 from vit_jax.data.sources import image_files, tars
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.named import open_source
-from vit_jax.io.files import csv_line
+from vit_jax.io.files import write_csv
 
 
 def picture(value, kind='PNG'):
@@ -253,13 +253,14 @@ def test_csv_that_this_package_writes(tmp_path):
   names = ['a,b.jpg', 'two\nlines.jpg', 'c\rr.jpg', 'l\u2028s', 'x\x0cy']
   tree(tmp_path, *names, 'latin\udcff.jpg')
   rows = [['path', 'label'], *([name, 'x'] for name in names)]
-  text = ''.join(map(csv_line, rows)) + 'latin\udcff.jpg,²\n'
-  (tmp_path / 't.csv').write_text(text, errors='surrogateescape')
+  rows.append(['latin\udcff.jpg', '²'])
+  write_csv(tmp_path / 't.csv', rows, odd='surrogateescape')
   source = Folder(tmp_path, csv='t.csv')
   found = [source.file_name(i) for i in range(len(source))]
   assert found == [*names, 'latin\udcff.jpg']
   assert source.class_names == ['x', '²']  # a digit, but not a decimal one
-  assert csv_line([found[-1]]) == 'latin\\udcff.jpg\n'
+  write_csv(tmp_path / 't.csv', rows[-1:])
+  assert (tmp_path / 't.csv').read_text() == 'latin\\udcff.jpg,²\n'
 
 
 @pytest.mark.parametrize('header', ['', 'path,label\n', '\ufeffpath,label\n'])
