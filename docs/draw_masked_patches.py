@@ -32,7 +32,7 @@ from vit_jax.objectives.masked_patches import (
   cut,
 )
 from vit_jax.reports import pictures
-from vit_jax.tools import arguments
+from vit_jax.tools import arguments, parsers
 
 _GREY = 128
 _SWAPPED, _KEPT = 'tab:orange', 'tab:blue'
@@ -163,7 +163,7 @@ def main(argv=None):
   arguments.add_weights(parser)
   parser.add_argument('images', nargs='*', help='images, folders, globs')
   parser.add_argument('--output', required=True, help='FILE.png or FILE.pdf')
-  arguments.add_counts(parser, examples=(8, 'images to draw'))
+  parsers.add_counts(parser, examples=(8, 'images to draw'))
   parser.add_argument('--seed', type=int, default=0, help='of the corruption')
   args = parser.parse_intermixed_args(argv)
   with terminal.one_message():

@@ -64,10 +64,10 @@ def test_sizes():
 
 
 def test_counts():
-  assert arguments.count('7') == 7
+  assert parsers.count('7') == 7
   for text in ('0', '-1', '1.5', 'x'):
     with pytest.raises(argparse.ArgumentTypeError, match=text):
-      arguments.count(text)
+      parsers.count(text)
 
 
 def test_class_names(file, tmp_path):

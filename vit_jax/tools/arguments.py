@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax import config, pretrained
 from vit_jax.data import images
 from vit_jax.data.sources import tables
-from vit_jax.tools.parsers import count
+from vit_jax.tools.parsers import add_counts
 from vit_jax.types import Size, UserError
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
@@ -105,15 +105,6 @@ def add_images(parser: argparse.ArgumentParser, *, batch_size: int) -> None:
   )
   at_once = batch_size, 'images that are computed at once'
   add_counts(group, batch_size=at_once, max_image_bytes=IMAGE_BYTES)
-
-
-def add_counts(group: Any, **counts: tuple[int | None, str]) -> None:
-  """Add an argument --NAME=N for each NAME=(default, help)."""
-  for name, (default, what) in counts.items():
-    help = what if default is None else f'{what} ({default})'
-    group.add_argument(
-      f'--{name}', type=count, default=default, metavar='N', help=help
-    )
 
 
 def size(text: str) -> Size:

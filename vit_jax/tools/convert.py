@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     choices=export.PLATFORMS,
     help='where it runs; may be repeated (on all)',
   )
-  arguments.add_counts(group, batch_size=(None, 'fixed number of images (any)'))
+  parsers.add_counts(group, batch_size=(None, 'fixed number of images (any)'))
   return made
 
 

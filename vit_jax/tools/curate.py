@@ -310,7 +310,7 @@ def parser() -> argparse.ArgumentParser:
   add('--leave_out', metavar='CSV', action='append', default=[], help=help)
   help = 'largest distance of near copies (0.2)'
   add('--copies', metavar='X', type=float, default=0.2, help=help)
-  arguments.add_counts(
+  parsers.add_counts(
     made,
     batch_size=(32, 'images that are computed at once'),
     neighbours=(10, 'nearest images of each'),

@@ -215,7 +215,7 @@ def _gradio():
 def parser() -> argparse.ArgumentParser:
   made = parsers.parser(__doc__, 'tools.demo --weights=WEIGHTS')
   arguments.add_weights(made)
-  arguments.add_counts(
+  parsers.add_counts(
     made,
     top_k=(5, 'classes of each image'),
     port=(None, 'of the server (the first free one from 7860 on)'),

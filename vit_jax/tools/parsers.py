@@ -1,6 +1,7 @@
 """Argument parser of the tools; it imports the standard library only."""
 
 import argparse
+from typing import Any
 
 
 def parser(doc: str | None, usage: str) -> argparse.ArgumentParser:
@@ -18,3 +19,12 @@ def count(text: str) -> int:
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')
   return int(text)
+
+
+def add_counts(group: Any, **counts: tuple[int | None, str]) -> None:
+  """Add an argument --NAME=N for each NAME=(default, help)."""
+  for name, (default, what) in counts.items():
+    help = what if default is None else f'{what} ({default})'
+    group.add_argument(
+      f'--{name}', type=count, default=default, metavar='N', help=help
+    )

@@ -270,7 +270,7 @@ def parser() -> argparse.ArgumentParser:
   made.add_argument('--csv', metavar='FILE', help='table of images')
   made.add_argument('--image_key', help='column or field with the image')
   group = made.add_argument_group('output')
-  arguments.add_counts(group, top_k=(5, 'classes of each image'))
+  parsers.add_counts(group, top_k=(5, 'classes of each image'))
   help = 'least probability of the labels that are named (that of each label '
   help += 'with the best F1 in training, if the weights have it; else 0.5)'
   group.add_argument('--threshold', type=float, help=help)

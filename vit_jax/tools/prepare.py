@@ -79,27 +79,17 @@ def parser() -> argparse.ArgumentParser:
   add = made.add_argument
   add('sources', metavar='[SPLIT=]SOURCE', nargs='+')
   add('dest', metavar='DEST')
-  add(
-    '--short_side',
-    type=parsers.count,
-    metavar='N',
-    help='shrink images with a larger short side (bytes are copied)',
-  )
   add('--shuffle', action='store_true', help='write in a shuffled order')
-  add(
-    '--leave_out',
-    metavar='SOURCE',
-    action='append',
-    default=[],
-    help='leave out copies of images of this source; may be repeated',
-  )
-  help = 'images are rasters of N channels of any depth, and keep their bits'
-  add('--channels', type=parsers.count, metavar='N', help=help)
-  add(
-    '--max_image_bytes',
-    type=parsers.count,
-    default=images.MAX_IMAGE_BYTES,
-    help='most height * width * channels of an image file',
+  help = 'leave out copies of images of this source; may be repeated'
+  add('--leave_out', metavar='SOURCE', action='append', default=[], help=help)
+  shrink = 'shrink images with a larger short side (bytes are copied)'
+  keep = 'images are rasters of N channels of any depth, and keep their bits'
+  most = 'most height * width * channels of an image file'
+  parsers.add_counts(
+    made,
+    short_side=(None, shrink),
+    channels=(None, keep),
+    max_image_bytes=(images.MAX_IMAGE_BYTES, most),
   )
   for name, text in _SOURCE_OPTIONS.items():
     add(f'--{name}', help=f'{text} of the sources')

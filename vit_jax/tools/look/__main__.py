@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     default=STYLES[0],
     help='rollout as a dark mask (default), or as a heat map',
   )
-  arguments.add_counts(
+  parsers.add_counts(
     group,
     num_maps=(4, 'images with attention maps'),
     num_points=(2000, 'images in tsne'),
