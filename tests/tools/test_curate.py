@@ -133,18 +133,16 @@ def test_other_labels_are_judged_by_column(digits, tmp_path, option):
   is_round, ink = np.isin(Y, (0, 6, 8, 9)).astype(int), X.sum(axis=1)
   is_round[WRONG], ink[WRONG] = 1 - is_round[WRONG], 3 * ink[WRONG]
   with np.load(digits / 'x.npz') as file:
-    rows = [*zip(file['paths'], is_round, ink)]
-  lines = ('{},{},{}\n'.format(*row) for row in rows)
+    paths, x = file['paths'][:COUNT], file['features'][:COUNT]
+  lines = (f'{a},{b},{c}\n' for a, b, c in zip(paths, is_round, ink))
   (digits / 't.csv').write_text('path,round,ink\n' + ''.join(lines))
   words = f'--csv={digits}/t.csv', f'--{option}', digits, f'--output={tmp_path}'
   # Features of what is not in the table are refused.
   assert 'has the images (402)' in call(f'--features={digits}/x.npz', *words)
-  with np.load(digits / 'x.npz') as file:
-    np.savez(tmp_path / 'x.npz', **{k: x[:COUNT] for k, x in file.items()})
+  np.savez(tmp_path / 'x.npz', paths=paths, features=x)
   assert call(f'--features={tmp_path}/x.npz', *words) is None
   found = table(tmp_path / 'labels.csv')
-  named = {x['path'] for x in found[:20]}
-  assert len({rows[i][0] for i in WRONG} & named) >= 17
+  assert len({*paths[WRONG]} & {x['path'] for x in found[:20]}) >= 17
   column = option.partition('=')[2]
   assert {x['column'] for x in found} == {column}
   kind = Labels if column == 'round' else Numbers
@@ -156,7 +154,6 @@ def test_a_killed_pass_over_images_resumes(
   file, gallery, tmp_path, monkeypatch
 ):
   """Images without labels, of which there are fewer than neighbours."""
-
   real = predict.predict
 
   def killed(*args, **options):
@@ -169,8 +166,7 @@ def test_a_killed_pass_over_images_resumes(
     patch.setattr(predict, 'predict', killed)
     assert call(*words) == 130
   assert call(*words, '--neighbours=20') is None
-  path = tmp_path / 'features.npz'
-  whole = tmp_path / 'whole.parquet'
+  path, whole = tmp_path / 'features.npz', tmp_path / 'whole.parquet'
   assert in_process.call(predict, *words[:3:2], f'--features={whole}') == 0
   (names, one), (others, two) = map(features.read, (path, whole))
   assert names == others and np.array_equal(one, two)
@@ -178,10 +174,7 @@ def test_a_killed_pass_over_images_resumes(
   assert 'no labels' in (tmp_path / 'index.html').read_text()
   assert (tmp_path / 'train.csv').read_text().startswith('path\n/')
   assert call(*words[1:], f'--features={whole}') is None
-  one = tmp_path / 'one.csv'
-  for text, said in (
-    ('name\n', "no column 'path'"),
-    ('path\nx\n', r'no image'),
-  ):
-    one.write_text(text)
-    assert said in call(*words, f'--leave_out={one}')
+  out = tmp_path / 'out.csv'
+  for text, said in ('name\n', "no column 'path'"), ('path\nx\n', 'no image'):
+    out.write_text(text)
+    assert said in call(*words, f'--leave_out={out}')
