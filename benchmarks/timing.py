@@ -23,12 +23,17 @@ def step_parser(doc):
   return made
 
 
-def report(step, count, batch_size, wait=lambda: None):
-  """Print the images per second of `count` calls of `step`."""
-  for calls in (5, count):  # the first ones do not count
+def seconds(step, count, wait=lambda: None):
+  """Return the seconds of `count` calls of `step`, after five others."""
+  for calls in (5, count):
     wait()
     begin = time.perf_counter()
     for _ in range(calls):
       step()
     wait()
-  print(count * batch_size / (time.perf_counter() - begin))
+  return time.perf_counter() - begin
+
+
+def report(step, count, batch_size, wait=lambda: None):
+  """Print the images per second of `count` calls of `step`."""
+  print(count * batch_size / seconds(step, count, wait))
