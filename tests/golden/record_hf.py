@@ -16,9 +16,8 @@ import seeded
 from PIL import Image
 
 (transformers,) = seeded.import_torch('transformers')
-from vit_jax.models.dense import Gelu  # noqa: E402
-from vit_jax.models.pooling import Head  # noqa: E402
-from vit_jax.models.posemb import SinCos2d  # noqa: E402
+from written import OURS  # noqa: E402
+
 from vit_jax.weights import huggingface as ours  # noqa: E402
 
 SMALL = seeded.HF | {'num_hidden_layers': 1}
@@ -52,15 +51,6 @@ THEIRS = {  # name: arguments of read_case
   ),
   'pooler': (MODEL, {'pooler_output_size': 20, 'num_hidden_layers': 2}),
   'no_pooler': (MODEL, {}, None, {'add_pooling_layer': False}),
-}
-OURS = {  # name: settings of models of ours that are written
-  'token': {'depth': 2},
-  'exact': {
-    **{'block.mlp': Gelu('exact'), 'block.norm_eps': 0.1},
-    'posemb': SinCos2d(),
-  },
-  'features': {'num_classes': None},
-  'representation': {'num_classes': None, 'head': Head(20)},
 }
 
 
@@ -146,6 +136,6 @@ def save(path, arrays):
 if __name__ == '__main__':
   golden = {
     'read': {name: read_case(*case) for name, case in THEIRS.items()},
-    'written': {name: write_case(case) for name, case in OURS.items()},
+    'written': {name: write_case(case) for name, case in OURS['hf'].items()},
   }
   seeded.write('formats_hf', golden)

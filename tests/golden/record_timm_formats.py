@@ -24,9 +24,8 @@ timm, hub, vision_transformer, hybrid, resnetv2, mixer, layers, data = (
     *('timm.models.mlp_mixer', 'timm.layers', 'timm.data'),
   )
 )
-from vit_jax.models.dense import Gelu  # noqa: E402
-from vit_jax.models.pooling import DistillationToken, Map, Mean  # noqa: E402
-from vit_jax.models.posemb import SinCos2d  # noqa: E402
+from written import OURS  # noqa: E402
+
 from vit_jax.weights import timm as ours  # noqa: E402
 
 SMALL = seeded.TIMM | {'depth': 1}
@@ -47,20 +46,6 @@ THEIRS = {  # name: architecture, arguments
   'distilled': (DISTILLED, {'depth': 2}),
   'no_positions': (PLAIN, {'pos_embed': 'none', 'num_classes': 0}),
   'channels': (PLAIN, {'in_chans': 1, 'act_layer': 'gelu_tanh'}),
-}
-OURS = {  # name: settings of models of ours that are written
-  'token': {'depth': 2},
-  'exact': {'block.mlp': Gelu('exact'), 'posemb': SinCos2d()},
-  'token_registers': {'pooling.num_registers': 2, 'block.layerscale_init': 0.1},
-  'gap': {'pooling': Mean(), 'posemb': SinCos2d(), 'block.qk_norm': True},
-  'fc_norm': {'pooling': Mean(norm='after')},
-  'map': {'pooling': Map(num_registers=1), 'posemb': None},
-  'distilled': {'pooling': DistillationToken(), 'depth': 2},
-  'distilled_features': {
-    **{'pooling': DistillationToken(), 'posemb': SinCos2d()},
-    'num_classes': None,
-  },
-  'features': {'num_classes': None},
 }
 
 
@@ -118,7 +103,7 @@ def read_cases():
 
 def write_cases():
   cases = {}
-  for name, settings in OURS.items():
+  for name, settings in OURS['timm'].items():
     weights = seeded.model_weights(settings)
     arrays, files = ours.write(weights)
     with tempfile.TemporaryDirectory() as folder:

@@ -13,11 +13,12 @@ from nightly import nightly
 from PIL import Image
 from small import equal, logits
 from tiny import recorded
+from written import OURS
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.dense import Gelu, Normalize
-from vit_jax.models.pooling import DistillationToken, Head, Map, Mean
+from vit_jax.models.pooling import Mean
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.vit import PatchEmbedding, VisionTransformer
 from vit_jax.weights import bundle, family, huggingface, image_configs, timm
@@ -26,31 +27,7 @@ from vit_jax.weights.families import timm_vit
 FORMATS = {'timm': timm, 'hf': huggingface}
 CASES = {format: recorded(f'formats_{format}') for format in FORMATS}
 READ = [(format, name) for format in FORMATS for name in CASES[format]['read']]
-OURS = {  # as the recorders have them
-  ('timm', 'token'): {'depth': 2},
-  ('timm', 'exact'): {'block.mlp': Gelu('exact'), 'posemb': SinCos2d()},
-  ('timm', 'token_registers'): {
-    **{'pooling.num_registers': 2, 'block.layerscale_init': 0.1}
-  },
-  ('timm', 'gap'): {
-    **{'pooling': Mean(), 'posemb': SinCos2d(), 'block.qk_norm': True}
-  },
-  ('timm', 'fc_norm'): {'pooling': Mean(norm='after')},
-  ('timm', 'map'): {'pooling': Map(num_registers=1), 'posemb': None},
-  ('timm', 'distilled'): {'pooling': DistillationToken(), 'depth': 2},
-  ('timm', 'distilled_features'): {
-    **{'pooling': DistillationToken(), 'posemb': SinCos2d()},
-    'num_classes': None,
-  },
-  ('timm', 'features'): {'num_classes': None},
-  ('hf', 'token'): {'depth': 2},
-  ('hf', 'exact'): {
-    **{'block.mlp': Gelu('exact'), 'block.norm_eps': 0.1},
-    'posemb': SinCos2d(),
-  },
-  ('hf', 'features'): {'num_classes': None},
-  ('hf', 'representation'): {'num_classes': None, 'head': Head(20)},
-}
+WRITTEN = [(format, name) for format in FORMATS for name in OURS[format]]
 # Of the largest logit; the largest found: 5e-7 of ViTs, 1.1e-6 of ResNets.
 # timm's hybrids have other epsilons; 5e-6 was found.
 BOUNDS = {'hybrid': 1.5e-5}
@@ -137,16 +114,16 @@ def test_what_is_read_computes_the_same(format, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('format', 'name'), OURS)
+@pytest.mark.parametrize(('format', 'name'), WRITTEN)
 def test_what_was_loaded_computes_the_same(format, name):
-  weights = seeded.model_weights(OURS[format, name])
+  weights = seeded.model_weights(OURS[format][name])
   check_logits(weights, CASES[format]['written'][name], name)
 
 
-@pytest.mark.parametrize(('format', 'name'), OURS)
+@pytest.mark.parametrize(('format', 'name'), WRITTEN)
 def test_what_is_written_is_what_was_loaded(format, name):
   """timm and transformers loaded it when it was recorded; so do we."""
-  fields, case = OURS[format, name], CASES[format]['written'][name]
+  fields, case = OURS[format][name], CASES[format]['written'][name]
   weights = seeded.model_weights(fields)
   arrays, files = FORMATS[format].write(weights)
   expected = case.get('files', {'config.json': case.get('config')})
