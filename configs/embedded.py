@@ -29,7 +29,7 @@ def vit(size, *, patch_size=4, stages=None, **fields):
 
 def run(model, data, evals, *, steps, lr, **fields):
   """Return a training run; `fields` are more keys, or other values."""
-  return {
+  config = {
     'run': 'vit_jax.train.train',
     'total_steps': steps,
     'logging': {'every_fraction': 0.25},
@@ -39,8 +39,8 @@ def run(model, data, evals, *, steps, lr, **fields):
     'objective': common.xent('softmax'),
     'optimizer': adam(),
     'schedule': {'lr': lr, 'decay': 'cosine', 'warmup_fraction': 0.1},
-    **fields,
   }
+  return common.ConfigDict(config | fields)
 
 
 def adam():
@@ -162,7 +162,7 @@ def tune(runs, name, args, rates, train, *arm, metric='val/accuracy', of=None):
   if not of:
     try_rates(runs, name, args, rates, train, *arm)
   for seed in range(args.seeds):
-    run = common.ConfigDict(train(args, *arm, seed, rates[0]))
+    run = train(args, *arm, seed, rates[0])
     run.best_of = common.best_of(f'{of or name}_lr.*', metric)
     runs[f'{name}_seed{seed}'] = run
 
@@ -170,8 +170,7 @@ def tune(runs, name, args, rates, train, *arm, metric='val/accuracy', of=None):
 def try_rates(runs, name, args, rates, train, *arm):
   """Add the trials of `tune` only."""
   for rate in rates[:1] if args.tiny else rates:
-    run = common.ConfigDict(train(args, *arm, TRIAL, rate))
-    runs[f'{name}_lr{rate:.0e}'] = run
+    runs[f'{name}_lr{rate:.0e}'] = train(args, *arm, TRIAL, rate)
 
 
 def measured(name, metric='val/accuracy'):

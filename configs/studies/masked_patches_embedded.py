@@ -28,9 +28,9 @@ def get_config(argument=''):
     steps=1000,
   )
   pretrained = {'path': '{workdir}/pretrain', 'ema': True}
-  small = quickstart.model(args.tiny, patch_size=4)
-  adam = {'model': small, 'optimizer': embedded.adam()}
-  config = common.ConfigDict(quickstart.pretrain(args.tiny) | adam)
+  config = quickstart.pretrain(args.tiny)
+  config.model = quickstart.model(args.tiny, patch_size=4)
+  config.optimizer = embedded.adam()
   config.schedule.lr = 3e-3
   if not args.tiny:
     config.total_steps = args.steps

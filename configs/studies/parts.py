@@ -83,7 +83,6 @@ def train(args, data, parts, cost, seed, lr):
     lr=lr,
     seed=seed,
   )
-  config = common.ConfigDict(config)
   for part in parts:
     config.update_from_flattened_dict(PARTS[part][1])
   return config

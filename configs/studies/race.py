@@ -59,7 +59,6 @@ def train(args, settings, seed):
     seed=seed,
     optimizer={'target': 'optax.adamw'},
   )
-  config = common.ConfigDict(config)
   config.update_from_flattened_dict(settings)
   if args.tiny:
     config.total_steps = 4

@@ -105,10 +105,9 @@ def train(args, task, settings, transforms, seed, lr):
     start = 0 if seed == embedded.TRIAL else seed
     init_from = {'path': f'{{workdir}}/glyphs_baseline_seed{start}'}
   evals['val'] = common.classification(val)
-  fields = {'seed': seed, 'init_from': init_from}
+  fields = {'seed': seed, 'init_from': init_from, 'model': model()} | settings
   data['transforms'] += transforms
-  run = embedded.run(model(), data, evals, steps=steps, lr=lr, **fields)
-  run = common.ConfigDict(run | settings)
+  run = embedded.run(data=data, evals=evals, steps=steps, lr=lr, **fields)
   if args.tiny:
     run.model.update(width=24, depth=1, mlp_dim=48)
   return run

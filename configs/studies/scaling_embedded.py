@@ -61,7 +61,7 @@ def run_config(args, model, size, seed):
     held_out = {'source': held_out, 'batch_size': 128}
     evals['val'] = common.classification(held_out)
   batch_size = 16 if args.tiny else BATCH
-  run = embedded.run(
+  return embedded.run(
     MODELS[model] | {'num_classes': CLASSES},
     {'source': source(args, size, seed), 'batch_size': batch_size},
     evals,
@@ -70,7 +70,6 @@ def run_config(args, model, size, seed):
     seed=seed,
     objective=common.xent('softmax', label_smoothing=0.1),
   )
-  return common.ConfigDict(run)
 
 
 def source(args, size, seed):

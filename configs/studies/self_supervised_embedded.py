@@ -67,7 +67,7 @@ def pretrain(args, name, budget, seed, lr):
   source = embedded.glyphs(PX, seed=1 + seed)
   data = common.data(source, (), batch_size=16 if args.tiny else 128)
   fields = {'steps': steps, 'lr': lr, 'seed': seed}
-  config = common.ConfigDict(embedded.run(model(args), data, {}, **fields))
+  config = embedded.run(model(args), data, {}, **fields)
   SETTINGS[name](config)
   if name != 'labels':
     config.data.labels = False

@@ -47,7 +47,7 @@ def warm_up(fields, steps, seed):
     'embedding': common.make('science.tokens.FrozenTokens', mask_token=True),
     'pooling': common.make('models.pooling.NoPooling', class_token=True),
   }
-  config = embedded.run(
+  return embedded.run(
     embedded.vit(64, num_classes=128, **parts),
     common.data(source, (), batch_size=64),
     {},
@@ -60,7 +60,6 @@ def warm_up(fields, steps, seed):
     ),
     preprocess={'mean': 0.0, 'std': 1.0},
   )
-  return common.ConfigDict(config)
 
 
 def learn(args, steps, start, seed, lr):
