@@ -17,13 +17,11 @@ Arguments (separated by commas):
   tiny       one seed, few steps: minutes, to check that it runs
 """
 
-import itertools
-
-from configs import arguments, common, pretrain_folder
+from configs import arguments, common
+from configs.studies import teachers
 from configs.studies.photographs_trained import WEIGHTS
-from configs.studies.teachers import ANCHORS, OBJECTIVES
 
-PX, LOCAL_PX, BATCH = 112, 56, 16
+PX, BATCH = teachers.TEACHER_PX, 16
 COLUMNS = {'linear': 'linear', 'linear_9': 'layer 9', 'near': 'nearest'}
 BEFORE = {'start': 'the weights', 'random': 'random weights'}
 
@@ -42,11 +40,10 @@ def get_config(argument=''):
       if name == 'random':
         config.init_from.update(head='reset', head_rule='.*')
       runs[f'{name}_seed{seed}'] = config
-    for name, anchor in itertools.product(OBJECTIVES, ANCHORS):
-      config = continued(args, name, anchor)
-      config.init_from.path = weights
+    for name in teachers.CONTINUED:
+      config = continued(args, name, weights)
       config.data.source.path = masked
-      runs[f'{name}_{anchor}_seed{seed}'] = config
+      runs[f'{name}_seed{seed}'] = config
     for config in list(runs.values())[-6:]:
       config.seed = seed
       config.evals = {'patches': common.patches(PX, (9,), path=masked)}
@@ -57,28 +54,20 @@ def get_config(argument=''):
   )
 
 
-def continued(args, name, anchor):
+def continued(args, name, weights):
   """Return a short training without labels that starts from weights."""
-  config = pretrain_folder.get_config(
-    f'{name},from_weights,size={PX},local={LOCAL_PX},batch={BATCH},anchor'
-  )
-  del config.total_epochs
+  config = teachers.continued(name, BATCH, weights)
   config.total_steps = args.steps
   config.data.source.split = 'train/images'
   config.data.transforms[0]['local_count'] = 2
-  config.objective.weight = 0.0 if anchor == 'free' else 1.0
-  if name == 'dinov2':
+  if name.startswith('dinov2'):
     config.objective.objective.momentum = 0.8  # its features are of the EMA
   return config
 
 
 def reports():
   """Yield tables of mIoU, and of its differences to the weights."""
-  rows = dict(BEFORE)
-  for (name, title), (key, anchor) in itertools.product(
-    OBJECTIVES.items(), ANCHORS.items()
-  ):
-    rows[f'{name}_{key}'] = f'{title}, {anchor}'
+  rows = BEFORE | teachers.CONTINUED
   cells = [
     {'row': row, 'column': column, 'runs': rf'{name}_seed(?P<seed>\d+)'}
     | {'metric': f'patches/{readout}/miou'}

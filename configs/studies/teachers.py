@@ -16,8 +16,6 @@ Arguments (separated by commas):
   tiny       one seed, few steps: minutes, to check that it runs
 """
 
-import itertools
-
 from configs import arguments, common, pretrain_folder
 from configs.studies import photographs, photographs_trained
 
@@ -27,8 +25,12 @@ COST = {'lejepa': 1.7, 'distilled': 2.2, 'labels': 0.225}
 ALONE, LABELLED = 160, 100  # CPU seconds without labels, and with them
 CONTINUED_STEPS = 12
 METHODS = {'lejepa': 'LeJEPA', 'distilled': 'distilled'}
-OBJECTIVES = {'lejepa': 'LeJEPA', 'dinov2': "DINOv2's objective"}
-ANCHORS = {'free': 'no anchor', 'anchor': 'anchor'}
+CONTINUED = {
+  'lejepa_free': 'LeJEPA, no anchor',
+  'lejepa_anchor': 'LeJEPA, anchor',
+  'dinov2_free': "DINOv2's objective, no anchor",
+  'dinov2_anchor': "DINOv2's objective, anchor",
+}
 
 
 def get_config(argument=''):
@@ -45,9 +47,11 @@ def get_config(argument=''):
     runs[f'tuned_scratch_seed{seed}'] = labelled(args, ALONE + LABELLED, seed)
   for seed in range(min(2, args.seeds)):
     runs[f'start_seed{seed}'] = start(args, seed, weights)
-    for name, anchor in itertools.product(OBJECTIVES, ANCHORS):
-      run = continued(args, name, anchor, seed, weights)
-      runs[f'{name}_{anchor}_seed{seed}'] = run
+    for name in CONTINUED:
+      run = continued(name, 32, weights)
+      run.data.source = photographs.photographs('train', seed)
+      run.seed, run.evals = seed, linear(args, seed)
+      runs[f'{name}_seed{seed}'] = finish(args, run, CONTINUED_STEPS)
   discard = 'tuned.*|.*_(free|anchor)_.*'
   return common.study(runs, reports(), shared=shared, discard=discard)
 
@@ -81,18 +85,17 @@ def start(args, seed, weights):
   return config
 
 
-def continued(args, name, anchor, seed, weights):
-  """Return a short training without labels that starts from the weights."""
+def continued(name, batch, weights):
+  """Return a training without labels or length that starts from weights."""
+  objective, anchor = name.split('_')
   config = pretrain_folder.get_config(
-    f'{name},from_weights,size={TEACHER_PX},local={SMALL_PX},batch=32,anchor'
+    f'{objective},from_weights,size={TEACHER_PX},local={SMALL_PX},'
+    f'batch={batch},anchor'
   )
   del config.total_epochs
   config.init_from.path = weights
-  config.data.source = photographs.photographs('train', seed)
   config.objective.weight = 0.0 if anchor == 'free' else 1.0
-  config.evals = linear(args, seed)
-  config.seed = seed
-  return finish(args, config, CONTINUED_STEPS)
+  return config
 
 
 def linear(args, seed):
@@ -122,10 +125,7 @@ def reports():
     students[f'{title}, linear'] = name, 'frozen/cells/all/{}'
   after = 'frozen/cells/linear/{}'
   trunks = {'the weights': ('start', after)}
-  for (name, title), (key, anchor) in itertools.product(
-    OBJECTIVES.items(), ANCHORS.items()
-  ):
-    trunks[f'{title}, {anchor}'] = f'{name}_{key}', after
+  trunks |= {title: (name, after) for name, title in CONTINUED.items()}
   drift = {'column': 'drift', 'metric': 'train/anchor'}
   for title, rows in {'Small models': students, 'DINOv2-S': trunks}.items():
     cells = [
