@@ -30,20 +30,16 @@ from vit_jax.weights import timm as ours  # noqa: E402
 
 SMALL = seeded.TIMM | {'depth': 1}
 PLAIN, DEIT3 = 'vit_base_patch16_224', 'deit3_small_patch16_224'
-DISTILLED = 'deit_tiny_distilled_patch16_224'
 THEIRS = {  # name: architecture, arguments
   'token': (PLAIN, {'depth': 2}),
   'avg': (PLAIN, {'global_pool': 'avg', 'class_token': False}),
   'avg_class_token': (PLAIN, {'global_pool': 'avg', 'fc_norm': False}),
   'token_fc_norm': (PLAIN, {'fc_norm': True}),
-  'siglip': ('vit_so400m_patch16_siglip_256', {'depth': 2}),
-  'registers': (PLAIN, {'reg_tokens': 2}),
   'registers_avg': (
     PLAIN,
     {'reg_tokens': 2, 'global_pool': 'avg', 'qk_norm': True, 'depth': 2},
   ),
   'deit3': (DEIT3, {}),
-  'distilled': (DISTILLED, {'depth': 2}),
   'no_positions': (PLAIN, {'pos_embed': 'none', 'num_classes': 0}),
   'channels': (PLAIN, {'in_chans': 1, 'act_layer': 'gelu_tanh'}),
 }

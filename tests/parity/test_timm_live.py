@@ -17,28 +17,10 @@ from vit_jax.zoo import published
 
 pytestmark = needs('timm')
 
-MODELS = {  # what is compared: architecture, arguments
+MODELS = {  # what is compared: architecture, arguments; families are smaller
   'S/16': ('vit_small_patch16_224', {}),
   'B/16': ('vit_base_patch16_224', {}),
   'B/32 at 384': ('vit_base_patch32_384', {}),
-  'B/16, gap, fc_norm': (
-    'vit_base_patch16_224',
-    {'global_pool': 'avg', 'class_token': False},
-  ),
-  'B/16, gap beside a class token': (
-    'vit_base_patch16_224',
-    {'global_pool': 'avg', 'fc_norm': False},
-  ),
-  'B/16 SigLIP (map)': ('vit_base_patch16_siglip_224', {'num_classes': 10}),
-  'So400m/16 SigLIP, 2 layers (map, tanh)': (
-    'vit_so400m_patch16_siglip_256',
-    {'num_classes': 10, 'depth': 2},
-  ),
-  'B/14 with 4 registers, LayerScale': (
-    'vit_base_patch14_reg4_dinov2',
-    {'num_classes': 10, 'img_size': 224},
-  ),
-  'S/16 DeiT III (LayerScale)': ('deit3_small_patch16_224', {}),
   'R+Ti/16': ('vit_tiny_r_s16_p8_224', {}),
   'R26+S/32': ('vit_small_r26_s32_224', {}),
   'R50+B/16': ('vit_base_r50_s16_224', {'num_classes': 1000}),
