@@ -130,7 +130,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     data,fig3 data,fig3,B/16,H/14,R50x1,seeds=3 data,B/32,sizes=9M+all,tiny
     data,fig3,tiny shape shape,depth,lr=3e-4,epochs=14 shape,patch,all,tiny
   """,
-  'scaling_embedded': 'default fractals seeds=2,steps=300 tiny fractals,tiny',
+  'scaling_embedded': 'default seeds=2,steps=300 tiny',
   'science': """
     default positions patches muon fractal,seeds=1 warmup parts_glyphs
     parts_photographs,seeds=3 rates

@@ -150,7 +150,7 @@ def _change(model, fields):
 def _embedded(args, members):
   """Return the same on glyphs and digits."""
   size = scaling_embedded.BATCH * args.steps  # no image is seen twice
-  args = types.SimpleNamespace(**vars(args), data='glyphs', lr=3e-3)
+  args = types.SimpleNamespace(**vars(args), lr=3e-3)
   runs = {}
   for seed in range(args.seeds):
     for name, x in members.items():

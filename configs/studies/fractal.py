@@ -36,7 +36,6 @@ def pretrain(args, fields, seed, lr):
   source = common.make(
     'science.fractals.Fractals',
     num_classes=16 if args.tiny else CLASSES,
-    images_per_class=1,
     image_size=PX,
     seed=seed,
     **fields,

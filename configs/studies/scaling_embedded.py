@@ -9,9 +9,7 @@ from 480 (one per class) to a number at which no image is seen twice, all with
 the same steps and settings. Result (60 minutes): the ViT gains most from many
 images, but the ResNet stays ahead, see docs/results.md.
 
-Arguments (separated by commas; the first of a list is the default):
-  glyphs, fractals   pre-training data; fractals are drawn once, at the start,
-             which takes some minutes
+Arguments (separated by commas):
   seeds=3    runs of each model and N: other images, order and initialisation
   steps=1200   steps of 64 images
   lr=3e-3    learning rate of all models, which have 15 to 16 MFLOP forward
@@ -31,14 +29,7 @@ MODELS = {
 
 
 def get_config(argument=''):
-  args = arguments.parse(
-    argument,
-    ('tiny',),
-    data=('glyphs', 'fractals'),
-    seeds=3,
-    steps=1200,
-    lr=3e-3,
-  )
+  args = arguments.parse(argument, ('tiny',), seeds=3, steps=1200, lr=3e-3)
   if args.tiny:
     args.seeds, args.steps = 1, 8
   sizes = [CLASSES * n for n in ((1, 4) if args.tiny else (1, 4, 16, 64))]
@@ -50,20 +41,20 @@ def get_config(argument=''):
     for seed in range(args.seeds)
     for model in MODELS
   }
-  return common.study(runs, (report(args, sizes),))
+  return common.study(runs, (report(sizes),))
 
 
 def run_config(args, model, size, seed):
   """Return a pre-training on `size` images that also evaluates its features."""
-  evals = {'frozen': embedded.linear_on_digits(IMAGE_PX, tiny=args.tiny)}
-  if args.data == 'glyphs':
-    held_out = source(args, 96 if args.tiny else 4 * CLASSES, -1)
-    held_out = {'source': held_out, 'batch_size': 128}
-    evals['val'] = common.classification(held_out)
+  held_out = {'source': source(96 if args.tiny else 4 * CLASSES, -1)}
+  evals = {
+    'frozen': embedded.linear_on_digits(IMAGE_PX, tiny=args.tiny),
+    'val': common.classification(held_out | {'batch_size': 128}),
+  }
   batch_size = 16 if args.tiny else BATCH
   return embedded.run(
     MODELS[model] | {'num_classes': CLASSES},
-    {'source': source(args, size, seed), 'batch_size': batch_size},
+    {'source': source(size, seed), 'batch_size': batch_size},
     evals,
     steps=args.steps,
     lr=args.lr,
@@ -72,19 +63,11 @@ def run_config(args, model, size, seed):
   )
 
 
-def source(args, size, seed):
-  if args.data == 'glyphs':
-    return embedded.glyphs(IMAGE_PX, num_examples=size, seed=1 + seed)
-  return common.make(
-    'science.fractals.Fractals',
-    image_size=IMAGE_PX,
-    num_classes=CLASSES,
-    images_per_class=size // CLASSES,
-    seed=seed,
-  )
+def source(size, seed):
+  return embedded.glyphs(IMAGE_PX, num_examples=size, seed=1 + seed)
 
 
-def report(args, sizes):
+def report(sizes):
   def panel(title, metric):
     lines = {}
     for model in MODELS:
@@ -92,11 +75,11 @@ def report(args, sizes):
       lines[model] = tuple(
         {'x': n, 'y': {'runs': runs[n], 'metric': metric}} for n in sizes
       )
-    xlabel = f'number of distinct pre-training {args.data}'
-    return common.panel(title, xlabel, lines)
+    return common.panel(title, 'number of distinct pre-training glyphs', lines)
 
-  panels = [panel('Digits, linear 10-shot', 'frozen/digits/fewshot/10shot')]
-  if args.data == 'glyphs':
-    panels.append(panel('Held-out glyphs', 'val/accuracy'))
+  panels = (
+    panel('Digits, linear 10-shot', 'frozen/digits/fewshot/10shot'),
+    panel('Held-out glyphs', 'val/accuracy'),
+  )
   title = 'Transfer against the size of the pre-training set'
   return common.figure(*panels, title=title)

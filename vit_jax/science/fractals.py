@@ -1,4 +1,4 @@
-"""Embedded fractals: FractalDB-like classes drawn from a seed, cached on disk.
+"""Embedded fractals: FractalDB-like classes drawn from a seed.
 
 A class is an iterated function system of n maps, float64 [n, 6]:
 x' = a x + b y + e, y' = c x + d y + f, as in FractalDB, with contractive maps.
@@ -11,18 +11,12 @@ may fuse or reorder); and directions by rejection in the disk, not by sine.
 
 import dataclasses
 import functools
-import os
-import pathlib
 from typing import Annotated, Any
 
 import numpy as np
 
-from vit_jax.io import terminal
-from vit_jax.io.files import write_atomically
 from vit_jax.types import Count, Expect, Positive, Seed
 
-NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors
-_FACTORS = (0.2, 0.6, 1.4, 1.8)
 _BURN_IN = 20
 _STEPS = 64  # points of an orbit after the burn-in
 _MIN_FILL = 0.2
@@ -30,22 +24,14 @@ _FILL_PX = 256
 _POINTS_PER_PX = 0.38  # FractalDB: 100,000 points at 512 x 512
 _CANVAS_PX = 256  # least side that an image is drawn at
 
-_VERSION = 3  # part of the cache's name: increase it when a file changes
-
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Fractals:
-  """Classes of 2-D iterated function systems: uint8 [size, size, 1].
+  """Classes of 2-D iterated function systems: uint8 [size, size, 1], one each.
 
-  `render_category` describes the images of a class. Image i of class k depends
-  on (seed, k, i) only. Example i has the label i % num_classes.
-
-  The constructor draws the classes that the cache lacks, a file for each class,
-  so an interrupted generation resumes. The cache is vit_jax/ in $XDG_CACHE_HOME
-  or ~/.cache, of num_classes * images_per_class * image_size^2 bytes.
+  The image of a class, see `render`, depends on (seed, class) only.
 
   Attributes:
-    images_per_class: 1,000 is FractalDB's grid.
     image_size: side in pixels, at least 8.
     spread: None, or width of the uniform distribution of what is added to all
       parameters of one fractal: class k is its perturbation k ("Scaling
@@ -53,40 +39,17 @@ class Fractals:
   """
 
   num_classes: Count = 1000
-  images_per_class: Count = 100
   image_size: Annotated[int, Expect(lambda n: n >= 8, 'at least 8')] = 32
   seed: Seed = 0
   spread: Positive | None = None
 
-  def __post_init__(self) -> None:
-    home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-    # The names of folder and file contain all that determines the images.
-    self.folder = pathlib.Path(home).expanduser() / (
-      f'vit_jax/fractals{_VERSION}-seed{self.seed}-{self.images_per_class}x'
-      f'{self.image_size}px{self.spread or ""}'
-    )
-    self.folder.mkdir(parents=True, exist_ok=True)
-    labels = range(self.num_classes)
-    missing = [label for label in labels if not self._path(label).exists()]
-    for label in terminal.track(missing, len(missing), unit='classes'):
-      drawn = render_category(
-        *(self.seed, label, self.images_per_class, self.image_size), self.spread
-      )
-      write_atomically(self._path(label), drawn.tobytes())
-
   def __len__(self) -> int:
-    return self.num_classes * self.images_per_class
+    return self.num_classes
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    instance, label = divmod(range(len(self))[index], self.num_classes)
-    pixels = self.image_size**2
-    image = np.fromfile(
-      self._path(label), np.uint8, pixels, offset=instance * pixels
-    ).reshape(self.image_size, self.image_size, 1)
-    return {'image': image, 'label': label}
-
-  def _path(self, label):
-    return self.folder / f'{label:05d}.bin'
+    label = range(len(self))[index]
+    image = render(self.seed, label, self.image_size, self.spread)
+    return {'image': image[..., None].copy(), 'label': label}
 
 
 class _Stream:
@@ -158,23 +121,9 @@ def category(seed: int, label: int) -> tuple[np.ndarray, np.ndarray]:
   num_points = int(_POINTS_PER_PX * _FILL_PX * _FILL_PX)
   while True:
     system, probabilities = sample_system(stream)
-    points = attractor(system[None], probabilities, num_points)
+    points = attractor(system, probabilities, num_points)
     if len(np.unique(_positions(points, _FILL_PX))) >= _MIN_FILL * _FILL_PX**2:
       return system, probabilities
-
-
-def weighted(system: np.ndarray, row: int) -> np.ndarray:
-  """Return a system with one parameter of all its maps scaled.
-
-  Row 1 + 4 p + q multiplies parameter p (a to f) by factor q; row 0 changes
-  nothing.
-  """
-  if row == 0:
-    return system
-  parameter, factor = divmod(row - 1, len(_FACTORS))
-  system = system.copy()
-  system[:, parameter] *= _FACTORS[factor]
-  return contractive(system)
 
 
 def contractive(system: np.ndarray) -> np.ndarray:
@@ -191,9 +140,9 @@ def contractive(system: np.ndarray) -> np.ndarray:
 
 
 def attractor(
-  systems: np.ndarray, probabilities: np.ndarray, num_points: int
+  system: np.ndarray, probabilities: np.ndarray, num_points: int
 ) -> np.ndarray:
-  """Play the chaos game for R systems [R, n, 6]: x, y float64 [R, points].
+  """Play the chaos game for a system [n, 6]: x, y float64 [points].
 
   Many short orbits in parallel, without their first 20 points. All systems use
   the same sequence of random choices, as in FractalDB.
@@ -205,19 +154,18 @@ def attractor(
   bounds[-1] = 65536
   table = np.repeat(np.arange(len(bounds)), np.diff(bounds, prepend=0))
   choices = table[_Stream(100).bits16(orbits * steps)].reshape(steps, orbits)
-  parameters = np.ascontiguousarray(np.moveaxis(systems, 2, 0))
-  x = y = np.zeros((len(systems), orbits))
-  kept = np.empty((2, _STEPS, *x.shape))
+  x = y = np.zeros(orbits)
+  kept = np.empty((2, _STEPS, orbits))
   for step, choice in enumerate(choices):
-    a, b, c, d, e, f = np.take(parameters, choice, axis=2)
+    a, b, c, d, e, f = system.T[:, choice]
     x, y = a * x + b * y + e, c * x + d * y + f
     if step >= _BURN_IN:
       kept[:, step - _BURN_IN] = x, y
-  return np.moveaxis(kept, 1, 2).reshape(2, len(systems), -1)
+  return kept.reshape(2, -1)
 
 
 def _positions(points, side):
-  """Return row * side + column of each point: int64 [R, points].
+  """Return row * side + column of each point: int64 [points].
 
   Each axis is stretched to the image without its border: 3 of 512 pixels as in
   FractalDB, at least 1.
@@ -225,9 +173,8 @@ def _positions(points, side):
   pad = max(1, side * 3 // 512)
 
   def place(v):
-    low = v.min(axis=1, keepdims=True)
-    span = np.maximum(v.max(axis=1, keepdims=True) - low, 1e-12)
-    pixel = ((v - low) / span * (side - 2 * pad)).astype(np.int64)
+    span = np.maximum(v.max() - v.min(), 1e-12)
+    pixel = ((v - v.min()) / span * (side - 2 * pad)).astype(np.int64)
     return np.minimum(pixel, side - 2 * pad - 1) + pad
 
   x, y = points
@@ -241,45 +188,29 @@ def perturbed(seed: int, label: int, spread: float) -> np.ndarray:
   return contractive(system + spread * noise)
 
 
-def render_category(
-  seed: int,
-  label: int,
-  count: int,
-  image_size: int,
-  spread: float | None = None,
+@functools.lru_cache(maxsize=4096)  # of all runs of a study
+def render(
+  seed: int, label: int, image_size: int, spread: float | None = None
 ) -> np.ndarray:
-  """Return the first `count` images of a class: uint8 [count, size, size].
+  """Return the image of a class: uint8 [size, size].
 
-  Image i has weight row i % 25, flip (i // 25) % 4 (none, vertical,
-  horizontal, both) and patch pattern i // 100: FractalDB's grid of 25 x 4 x
-  10, continued with more patterns. Each point is drawn as a random non-empty
-  3x3 patch, white (FractalDB: grey 127) on black. An image below 256 px is
-  drawn an integer factor larger and averaged, so it shows the texture in grey.
+  Each point is drawn as a random non-empty 3x3 patch, white (FractalDB: grey
+  127) on black. An image below 256 px is drawn an integer factor larger and
+  averaged, so it shows the texture in grey.
   """
   scale = max(1, -(-_CANVAS_PX // image_size))
   side = scale * image_size
   system, probabilities = category(seed, 0 if spread else label)
   if spread:
     system = perturbed(seed, label, spread)
-  rows = min(count, NUM_ROWS)
-  systems = np.stack([weighted(system, row) for row in range(rows)])
-  points = attractor(systems, probabilities, int(_POINTS_PER_PX * side * side))
+  points = attractor(system, probabilities, int(_POINTS_PER_PX * side * side))
   positions = _positions(points, side)
-  images = np.empty((count, image_size, image_size), np.uint8)
-  per_pattern = 4 * NUM_ROWS  # four flips
-  for first in range(0, count, per_pattern):
-    stream = _Stream(seed, label, first // per_pattern)
-    masks = 1 + stream.bits16(positions.shape[1]) % 511
-    for row in range(min(rows, count - first)):
-      image = _stamp(positions[row], masks, side)
-      # Exact: a mean over scale^2 pixels of 0 or 255, rounded down.
-      image = image.reshape(image_size, scale, image_size, scale)
-      image = image.sum(axis=(1, 3), dtype=np.int64) * 255 // scale**2
-      flips = (image, image[::-1], image[:, ::-1], image[::-1, ::-1])
-      for flip, flipped in enumerate(flips):
-        if (index := first + flip * NUM_ROWS + row) < count:
-          images[index] = flipped
-  return images
+  masks = 1 + _Stream(seed, label, 0).bits16(len(positions)) % 511
+  image = _stamp(positions, masks, side)
+  # Exact: a mean over scale^2 pixels of 0 or 255, rounded down.
+  image = image.reshape(image_size, scale, image_size, scale)
+  image = image.sum(axis=(1, 3), dtype=np.int64) * 255 // scale**2
+  return image.astype(np.uint8)
 
 
 def _stamp(positions, masks, side):
