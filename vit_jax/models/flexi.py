@@ -17,7 +17,7 @@ from vit_jax.models import resample
 from vit_jax.models.dense import Dense
 from vit_jax.models.posemb import Grids, Learned
 from vit_jax.models.vit import PatchEmbedding, as_pair
-from vit_jax.types import Count, Expect, NonNegative, Size, UserError
+from vit_jax.types import Count, Expect, Size, UserError
 
 
 class _ResizedDense(Dense):
@@ -120,23 +120,12 @@ class RandomPatches:
   """Variants of a run: each step draws a size ("FlexiViT", section 3.4).
 
   Attributes:
-    patch_sizes: int or (height, width) each.
-    weights: their probabilities, up to a factor; empty: equal ones.
+    patch_sizes: int or (height, width) each, with equal probability.
   """
 
   patch_sizes: Annotated[
     Sequence[Size], Expect(lambda x: 1 <= len(x) <= 256, '1 to 256 sizes')
   ]
-  weights: Sequence[NonNegative] = ()
-
-  def __post_init__(self) -> None:
-    if self.weights and (
-      len(self.weights) != len(self.patch_sizes) or not sum(self.weights)
-    ):
-      raise UserError(
-        f'weights={tuple(self.weights)} must be one number for each of the '
-        f'{len(self.patch_sizes)} patch_sizes, and not all 0.'
-      )
 
   @property
   def changes(self) -> dict[str, Callable[[Any], Any]]:
@@ -149,8 +138,6 @@ class RandomPatches:
     return found
 
   def of_steps(self, count: int, seed: int) -> Any:
-    weights = np.cumsum(self.weights or (1.0,) * len(self.patch_sizes))
     # One number for each step: a longer run begins as a shorter one.
     drawn = np.random.default_rng([seed, 0x512E]).random(count)
-    found = np.searchsorted(weights, drawn * weights[-1], side='right')
-    return found.astype(np.uint8)
+    return (drawn * len(self.patch_sizes)).astype(np.uint8)
