@@ -76,10 +76,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     B/16,name=my_set,steps=100000 B/16,imagenet B/16,imagenet,folder B/16,tiny
     B/16,imagenet,downsampled,tiny B/32,imagenet,pixels,tiny
   """,
-  'masked_patches_embedded': """
-    default mean_colour,ratio=0.15 pixels tiny
-    mean_colour,steps=6,tiny
-  """,
+  'masked_patches_embedded': 'default tiny',
   'photographs': 'default seeds=1 tiny',
   'photographs_labels': 'default seeds=1 tiny',
   'photographs_trained': 'default seeds=1 tiny',

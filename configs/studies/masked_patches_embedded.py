@@ -8,44 +8,33 @@ The paper's self-supervision (masked_patches.py) in miniature. Result: 90.7 ±
 docs/self_supervised.md. The rate of fine-tuning is the better of 1e-3 and 3e-3
 on the test digits, which is slightly optimistic.
 
-Arguments (separated by commas; the first of a list is the default):
-  downsampled, mean_colour, pixels   what is predicted of a patch; the mean of
-             most patches of 4 x 4 pixels is black
-  ratio=0.5  fraction of the patches that is corrupted
-  steps=1000   steps of 128 images
-  tiny       seconds
+Patches are predicted as `downsampled`: the mean of most patches of 4 x 4 pixels
+is black. `masked_patches_embedded.py:tiny` takes seconds.
 """
 
 from configs import arguments, common, embedded, masked_patches, quickstart
 
 
 def get_config(argument=''):
-  args = arguments.parse(
-    argument,
-    ('tiny',),
-    predict=('downsampled', 'mean_colour', 'pixels'),
-    ratio=0.5,
-    steps=1000,
-  )
+  tiny = arguments.parse(argument, ('tiny',)).tiny
   pretrained = {'path': '{workdir}/pretrain', 'ema': True}
-  config = quickstart.pretrain(args.tiny)
-  config.model = quickstart.model(args.tiny, patch_size=4)
+  config = quickstart.pretrain(tiny)
+  config.model = quickstart.model(tiny, patch_size=4)
   config.optimizer = embedded.adam()
   config.schedule.lr = 3e-3
-  if not args.tiny:
-    config.total_steps = args.steps
+  config.total_steps = 4 if tiny else 1000
   masked_patches.set_task(
-    config, args.predict, channels=1, ratio=args.ratio, downsampled_to=4
+    config, 'downsampled', channels=1, ratio=0.5, downsampled_to=4
   )
   runs = {'pretrain': config}
-  seeds = quickstart.SEEDS[:1] if args.tiny else quickstart.SEEDS
+  seeds = quickstart.SEEDS[:1] if tiny else quickstart.SEEDS
   for name, init_from in (('scratch', None), ('finetune', pretrained)):
     for seed in seeds:
-      run = quickstart.train_on_digits(seed, init_from, args.tiny, px=32)
-      run['model'] = quickstart.model(args.tiny, patch_size=4)
-      run['optimizer'] = common.adam(clip_norm=1.0)
-      run['total_steps'] = 4 if args.tiny else 200
-      run['schedule']['lr'] = 3e-3
+      run = quickstart.train_on_digits(seed, init_from, tiny, px=32)
+      run.model = quickstart.model(tiny, patch_size=4)
+      run.optimizer = common.adam(clip_norm=1.0)
+      run.total_steps = 4 if tiny else 200
+      run.schedule.lr = 3e-3
       runs[f'{name}_seed{seed}'] = run
   trained = ((quickstart.TRAIN_SHOTS,), 'test/accuracy')
   rows = {
