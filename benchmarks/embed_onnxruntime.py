@@ -34,6 +34,6 @@ with concurrent.futures.ThreadPoolExecutor() as pool:
   loaded = pool.map(load, sorted(pathlib.Path(folder).glob('*.jpg')))
   session = onnxruntime.InferenceSession(model)
   name, found = session.get_inputs()[0].name, []
-  while group := list(itertools.islice(loaded, 32)):
+  while group := list(itertools.islice(loaded, 8)):
     found += [session.run(None, {name: np.stack(group)})[0][:, 0]]
 np.savez(file, features=np.concatenate(found))

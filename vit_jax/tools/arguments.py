@@ -16,6 +16,7 @@ from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
 
 IMAGE_BYTES = images.MAX_IMAGE_BYTES, 'most height * width * channels of a file'
+AT_ONCE = None, 'images that are computed at once (32, on CPUs 8)'
 _EMA: dict[str, Any] = {'auto': 'auto', 'on': True, 'off': False}
 
 
@@ -97,13 +98,15 @@ def _fields(assignments, trust):
   return fields
 
 
-def add_images(parser: argparse.ArgumentParser, *, batch_size: int) -> None:
+def add_images(
+  parser: argparse.ArgumentParser,
+  at_once: tuple[int | None, str] = AT_ONCE,
+) -> None:
   """Add image files, and how many are computed at once."""
   group = parser.add_argument_group('images')
   group.add_argument(
     'images', nargs='*', help='images, folders, globs; local or gs://...'
   )
-  at_once = batch_size, 'images that are computed at once'
   add_counts(group, batch_size=at_once, max_image_bytes=IMAGE_BYTES)
 
 

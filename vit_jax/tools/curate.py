@@ -312,7 +312,7 @@ def parser() -> argparse.ArgumentParser:
   add('--copies', metavar='X', type=float, default=0.2, help=help)
   parsers.add_counts(
     made,
-    batch_size=(32, 'images that are computed at once'),
+    batch_size=arguments.AT_ONCE,
     neighbours=(10, 'nearest images of each'),
     cover=(100, 'images to label first'),
   )

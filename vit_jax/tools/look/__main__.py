@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     __doc__, 'tools.look --weights=WEIGHTS --output=DIR IMAGES ...'
   )
   arguments.add_weights(made)
-  arguments.add_images(made, batch_size=8)
+  arguments.add_images(made, (8, 'images that are computed at once'))
   group = made.add_argument_group('figures')
   add = group.add_argument
   add('--output', required=True, metavar='DIR', help='folder for the figures')
