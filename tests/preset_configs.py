@@ -41,6 +41,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     deit3,H/14,imagenet21k,fsdp,tiny deit3_finetune,H/14,tiny
     deit3_finetune,imagenet21k,tiny
   """,
+  'dense': 'default seeds=1,steps=4 tiny',
   'distill_features': 'default B/32,size=192,batch=64,lr=1e-3 labels,tiny tiny',
   'distill_patient': 'default epochs=300 folder tiny',
   'evaluate': """

@@ -393,12 +393,17 @@ def test_a_tiny_study_of_photographs_runs(tmp_path, monkeypatch):
   [
     ('photographs_trained', 'layers_seed0 tuned_seed0'),
     ('teachers', 'distilled_seed0 tuned_distilled_seed0 lejepa_anchor_seed0'),
+    ('dense', 'start_seed0 random_seed0 lejepa_anchor_seed0'),
   ],
 )
 def test_studies_of_trained_weights(name, members, tmp_path, monkeypatch):
   made_up.install_elpv(monkeypatch)
   config, weights = load_config(name, 'tiny'), tmp_path / 'tiny.npz'
   config.shared.weights = write_weights(weights, 'ViT-Ti/14', size=224)
+  if name == 'dense':
+    monkeypatch.setattr(samples, 'MASKED', {'train': 8, 'test': 4})
+    samples.main([f'{tmp_path}/masked', '--masks'])
+    config.shared.masked = f'{tmp_path}/masked'
   for member in members.split():
     tables = configs.run(config, tmp_path / 'study', member=member)
   assert any(tables) and list(tmp_path.glob('study/*.md'))
