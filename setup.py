@@ -58,6 +58,7 @@ setuptools.setup(
     'scikit-learn>=1.6',  # embedded digits
     'scipy>=1.15',
     'tensorboardX>=2.6.2',
+    'threadpoolctl>=3.1',
     'tensorflow-datasets>=4.9.10',
   ],
   extras_require={

@@ -64,7 +64,10 @@ def get_config(argument=''):
   if args.patches:
     config.evals.patches = common.patches(args.size, layers)
   test = data(args, config, 'test')
-  if args.accuracy or not (readouts or args.patches):
+  if not (args.accuracy or readouts) and args.patches:
+    if args.flip or labels.targets(args):
+      raise ValueError("'flip' and labels are not for 'patches' alone.")
+  elif args.accuracy or not readouts:
     kind, _ = labels.of(args)
     config.evals.test = common.make(f'evals.{kind.evaluator}', data=test)
     if args.flip:
@@ -79,7 +82,8 @@ def get_config(argument=''):
     config.evals.frozen = common.frozen({'images': images}, readouts, **fields)
   elif layers and not args.patches:
     raise ValueError(
-      f"'layers={args.layers}' is for readouts. Add one: {', '.join(READOUTS)}."
+      f"'layers={args.layers}' is for readouts. Add one: "
+      f'{", ".join(READOUTS)}, patches.'
     )
   return config
 

@@ -8,8 +8,8 @@ r"""Do patches become better for classes of pixels when a model continues?
 DINOv2-S, that pip brings, continues on the training images without their masks,
 by LeJEPA and by DINOv2's objective, with and without an anchor. So few steps do
 not move an EMA of momentum 0.9995, so it is 0.8. The readouts of
-evals/patches.py learn from it before and after, from random weights and from
-pixels. Nothing was chosen on test images. docs/evaluation.md has the result.
+evals/patches.py learn from it before and after, and from random weights.
+Nothing was chosen on test images. docs/evaluation.md has the result.
 
 Arguments (separated by commas):
   seeds=5    of training; the weights before are one model
@@ -34,24 +34,26 @@ def get_config(argument=''):
   shared, runs = common.ConfigDict(shared), {}
   weights, masked = map(shared.get_oneway_ref, ('weights', 'masked'))
   for seed in range(args.seeds):
-    for name in BEFORE:
-      config = common.evaluation(PX)
-      config.init_from.path = weights
-      if name == 'random':
-        config.init_from.update(head='reset', head_rule='.*')
-      runs[f'{name}_seed{seed}'] = config
+    of_seed = {name: before(name, weights) for name in BEFORE}
     for name in teachers.CONTINUED:
-      config = continued(args, name, weights)
-      config.data.source.path = masked
-      runs[f'{name}_seed{seed}'] = config
-    for config in list(runs.values())[-6:]:
+      of_seed[name] = continued(args, name, weights)
+      of_seed[name].data.source.path = masked
+    for name, config in of_seed.items():
       config.seed = seed
       config.evals = {'patches': common.patches(PX, (9,), path=masked)}
-  pixels = common.make('evals.patch_readouts.Linear', features=('pixels',))
-  runs['start_seed0'].evals.patches.readouts.pixels = pixels
+      runs[f'{name}_seed{seed}'] = config
   return common.study(
     runs, reports(), shared=shared, discard='.*_(free|anchor)_.*'
   )
+
+
+def before(name, weights):
+  """Return an evaluation of the weights, or of random ones."""
+  config = common.evaluation(PX)
+  config.init_from.path = weights
+  if name == 'random':
+    config.init_from.update(head='reset', head_rule='.*')
+  return config
 
 
 def continued(args, name, weights):

@@ -153,6 +153,9 @@ def test_mistakes():
     make({}, train=scenes(2, 0).source)
   with pytest.raises(ValueError, match='must be one Resize'):
     make({}, transforms=[])
+  other = Masked(scenes(1, 0).source, Listed([0]), ['sky', 'sea'])
+  with pytest.raises(ValueError, match=r"test has \['sky', .*train .*'sea'\]"):
+    make({}, train=other)
   evaluator, params = make({'near': Neighbours(features=('map_2', 'pooled'))})
   with pytest.raises(ValueError, match=r"features='pooled' is no map"):
     evaluator.check(params)

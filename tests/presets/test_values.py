@@ -400,7 +400,7 @@ CONTRADICTIONS = {  # the error names the last word
   """,
   'deit': 'deit,L/16',
   'scaling': 'data,fig3,b/32 data,B/16 compute,R200x3',
-  'evaluate': 'accuracy,layers=6',
+  'evaluate': 'accuracy,layers=6 patches,flip patches,labels=a+b',
 }
 
 

@@ -1,4 +1,4 @@
-"""What tools.curate finds in digits, whose features are their pixels."""
+"""tools.curate on digits; their features are their pixels."""
 
 import csv
 import functools

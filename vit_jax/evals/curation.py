@@ -19,8 +19,8 @@ def copies(
 ) -> list[tuple[int, int, float]]:
   """Return (i, j, distance) of near copies i < j, the nearest first.
 
-  Features do not tell a copy from another image of the same thing, so details
-  of the pixels decide: the distance is 1 - their correlation, in the best of
+  By features a copy is like any other image of the same thing, so details of
+  the pixels decide: the distance is 1 - their correlation, in the best of
   eight mirrored and turned positions, relative to the fourth smallest one of
   either image, which needs no threshold for each data set. More than three
   copies of an image are found only if they are exact.

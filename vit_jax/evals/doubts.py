@@ -1,4 +1,4 @@
-"""What the other examples of a set say about the label of each."""
+"""Labels of examples, as predicted from the other examples of a set."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""What frozen features of patches know about the classes of pixels.
+"""Readouts of the classes of pixels from frozen features of patches.
 
     config.evals.patches = dict(
       target='vit_jax.evals.patches.Patches',
@@ -80,9 +80,13 @@ class Patches:
           f'{split}: no masks. Use data.sources.masks.open_masked.'
         )
       if [*map(type, data.transforms)] != [Resize]:
-        raise UserError(f'{split}: transforms must be one Resize to a square.')
-    source: Any = self.data['test'].source
-    self.classes = source.pixel_classes
+        raise UserError(f'{split}: transforms must be one Resize.')
+    sources: dict[str, Any] = {k: x.source for k, x in self.data.items()}
+    self.classes, of_train = (
+      sources[split].pixel_classes for split in ('test', 'train')
+    )
+    if self.classes != of_train:
+      raise UserError(f'test has {self.classes}, train {of_train}.')
     self._collect = {
       split: Collector(fn, data=self.data[split], mesh=self.mesh, what=split)
       for split, fn in {'train': self._some, 'test': self._maps}.items()
@@ -259,7 +263,7 @@ def metrics(counts: np.ndarray, names: Sequence[str]) -> dict[str, float]:
 class Shares(Split):
   """Features x, float32 [N, D], and shares of the classes y, float32 [N, K].
 
-  image, int [N], tells which patches are from one image.
+  image: number of the image that each patch is from, int [N].
   """
 
   image: np.ndarray

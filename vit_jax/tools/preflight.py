@@ -57,7 +57,7 @@ def call_hosts() -> str:
   """Print a table of all hosts on process 0; return the faults, or ''.
 
   Process 0 listens at the port of JAX's coordinator, and the others send their
-  facts there. JAX would wait for five minutes, and not say for whom.
+  facts there. JAX would wait five minutes, and name nobody.
   """
   names = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
   address, *numbers = map(os.environ.get, names)

@@ -10,9 +10,9 @@ picture), and group (of four pictures with the same colours).
 
 With --masks, cuts photographs of scikit-image: DIR/SPLIT/images/*.jpg and
 DIR/SPLIT/masks/*.png for train and test, and DIR/classes.txt. Half of the
-pictures have blobs of three materials, which their texture tells, the others
-three shapes of any photograph, which only their outline tells. Train and test
-have different halves of the photographs. 255 is void.
+pictures have blobs of three materials, which differ in texture; the others have
+three shapes cut from any photograph, which differ only in outline. Train and
+test have different halves of the photographs. 255 is void.
 """
 
 import functools
@@ -26,6 +26,7 @@ from PIL import Image
 from vit_jax.io import terminal
 from vit_jax.io.files import write_csv
 from vit_jax.tools import parsers
+from vit_jax.types import UserError
 
 CLASSES = ('checks', 'circle', 'rings', 'star', 'stripes', 'triangle')
 PER_CLASS, IN_TABLE = 40, 240
@@ -98,8 +99,10 @@ def draw_masked(split: str, i: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _opened(name):
-  from skimage import data  # of the extra 'elpv'
-
+  try:
+    from skimage import data
+  except ImportError as error:
+    raise UserError("--masks needs pip install -e '.[elpv]'.") from error
   return Image.fromarray(getattr(data, name)()).convert('RGB')
 
 

@@ -29,11 +29,15 @@ def write(weights: Weights, path: PathLike) -> float:
   Raises:
     UserError: timm has no such model, or onnxruntime computes something else.
   """
-  import onnx
-  import onnxruntime
-  import timm
-  import torch
-
+  try:
+    import onnx
+    import onnxruntime
+    import timm
+    import torch
+  except ImportError as error:
+    raise UserError(
+      f"ONNX needs {error.name}. Install it: pip install -e '.[onnx]'"
+    ) from error
   weights = bundle.squeeze(weights)
   height, width, channels = weights.image_shape
   with tempfile.TemporaryDirectory() as folder:

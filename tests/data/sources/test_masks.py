@@ -116,6 +116,10 @@ def test_wrong_files(tmp_path):
   source = open_masked(folder(tmp_path, [CLASSES, CLASSES]))
   with pytest.raises(ValueError, match='Masks are for evals'):
     Data(source, 2).train_batches()
+  (tmp_path / 'masks/a/1.webp').write_bytes(b'')
+  with pytest.raises(ValueError, match=r'several masks of \(1\): a/1'):
+    open_masked(tmp_path)
+  (tmp_path / 'masks/a/1.webp').unlink()
   (tmp_path / 'masks/a/1.png').rename(tmp_path / 'masks/a/1_mask.png')
   with pytest.raises(ValueError, match=r'no masks of .* \(1\): a/1. .*table'):
     open_masked(tmp_path)

@@ -1,5 +1,6 @@
 """Images with masks: pictures of the classes of their pixels."""
 
+import collections
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -68,8 +69,11 @@ def _named_alike(source, masks):
     names = map(files.file_name, range(len(files)))
     return [os.path.splitext(name)[0] for name in names]
 
-  rows = {stem: i for i, stem in enumerate(stems(masks))}
-  wanted = stems(source)
+  found, wanted = stems(masks), stems(source)
+  rows = {stem: i for i, stem in enumerate(found)}
+  if len(rows) < len(found):
+    twice = [x for x, n in collections.Counter(found).items() if n > 1]
+    raise UserError(f'{masks.where}: several masks of {tables.some(twice)}.')
   if missing := [x for x in wanted if x not in rows]:
     raise UserError(
       f'{masks.where} has no masks of the images {tables.some(missing)}. '
