@@ -17,7 +17,7 @@ Arguments (separated by commas; the first of a list is the default):
              are new, and are trained alone in the first half of the warm-up.
              The rate is a tenth of that of METHODS, and constant after it. Or
              stem: the small model of train_folder.py, with sizes that are
-             multiples of 32, not with mae and dinov2
+             multiples of 32, not with mae, dinov2 and dinov3
   size=224   pixels of the large crops
   local=96   pixels of the small crops, a multiple of the patches; 98 for H/14
   epochs=200 visits of each image
@@ -85,7 +85,8 @@ def warm_teacher(config):
 
 def dino_of_batch(config, model):
   slow_teacher(config, model)
-  config.objective.head = {'norm_last_layer': not model.startswith('S')}
+  last = 'lengths' if model.startswith('S') else 'unit'
+  config.objective.head = {'last_layer': last}
   warm_teacher(config)
 
 
@@ -147,12 +148,37 @@ DINO = Method(
   schedule={'lr': 5e-4, 'end_lr': 1e-6},
   imagenet={'run': ('S/16', 1024, 300.0)},
 )
-DINOV2 = common.make(
+SELF_DISTILLATION = common.make(
   'objectives.dinov2.DinoV2', teacher_temperature=0.07, momentum=0.992
 )
 PATCHES_SLOWLY = (('embedding/.*', 0.2),)
-SMALL_HEAD = {'outputs': 8192, 'norm_last_layer': False}  # our choice
+SMALL_HEAD = {'outputs': 8192, 'last_layer': 'lengths'}  # our choice
+LINEAR = {'last_layer': 'linear'}
 TINY_HEAD = DINO.tiny['head']
+DINOV2 = dataclasses.replace(
+  DINO,
+  learns='as dino, and hidden patches as its teacher sees them: for millions '
+  'of images, stalls with ten thousand',
+  step='as dino, with blocks of patches hidden in half of the large crops',
+  imagenette='42.1% (not finished)',
+  on_imagenet='L/16: 82.9% linear, 81.6% kNN',
+  objective=SELF_DISTILLATION | {'head': SMALL_HEAD, 'patch_head': SMALL_HEAD},
+  tiny={'head': TINY_HEAD, 'patch_head': TINY_HEAD},
+  fit=dinov2_of_batch,
+  crops={'area': (0.32, 1.0), 'local_count': 8, 'local_area': (0.05, 0.32)},
+  optimizer=DINO.optimizer
+  | {'layer_decay': {'rate': 0.9}, 'lr_multipliers': PATCHES_SLOWLY},
+  schedule={'lr': 4e-3, 'end_lr': 1e-6},
+  scaled=False,
+  imagenet={
+    # 100 times 1,250 steps, of which 10 times are warm-up, and prototypes are
+    # frozen once.
+    **{'run': ('L/16', 2048, 200.0), 'warmup': (0.1, 20.0)},
+    'objective': SELF_DISTILLATION
+    | {'freeze_last_layer_epochs': 2.0, 'patch_head': None}
+    | {'centre': common.make('objectives.dino.Centre')},
+  },
+)
 METHODS = {
   'lejepa': LEJEPA,
   'dino': DINO,
@@ -181,28 +207,21 @@ METHODS = {
     fit=Method.fit,
     imagenet={'run': ('S/16', 512, 100.0)},
   ),
-  'dinov2': dataclasses.replace(
-    DINO,
-    learns='as dino, and hidden patches as its teacher sees them: for millions '
-    'of images, stalls with ten thousand',
-    step='as dino, with blocks of patches hidden in half of the large crops',
-    imagenette='42.1% (not finished)',
-    on_imagenet='L/16: 82.9% linear, 81.6% kNN',
-    objective=DINOV2 | {'head': SMALL_HEAD, 'patch_head': SMALL_HEAD},
-    tiny={'head': TINY_HEAD, 'patch_head': TINY_HEAD},
-    fit=dinov2_of_batch,
-    crops={'area': (0.32, 1.0), 'local_count': 8, 'local_area': (0.05, 0.32)},
-    optimizer=DINO.optimizer
-    | {'layer_decay': {'rate': 0.9}, 'lr_multipliers': PATCHES_SLOWLY},
-    schedule={'lr': 4e-3, 'end_lr': 1e-6},
-    scaled=False,
-    imagenet={
-      # 100 times 1,250 steps, of which 10 times are warm-up, and prototypes are
-      # frozen once.
-      **{'run': ('L/16', 2048, 200.0), 'warmup': (0.1, 20.0)},
-      'objective': DINOV2
-      | {'freeze_last_layer_epochs': 2.0, 'patch_head': None}
-      | {'centre': common.make('objectives.dino.Centre')},
+  'dinov2': DINOV2,
+  'dinov3': dataclasses.replace(
+    DINOV2,
+    learns='as dinov2, with rotary positions and other heads',
+    step='as dinov2',
+    imagenette='48.9% (not finished)',
+    on_imagenet='L/16: 83.3% linear, 82.2% kNN',
+    objective=SELF_DISTILLATION
+    | {x: SMALL_HEAD | LINEAR for x in ('head', 'patch_head')},
+    posemb=common.make('models.rotary.RotaryDino', rescale=1.0),
+    schedule={'lr': 1e-3, 'end_lr': 1e-6},
+    imagenet=DINOV2.imagenet
+    | {
+      'objective': SELF_DISTILLATION
+      | {'freeze_last_layer_epochs': 2.0, 'head': LINEAR, 'patch_head': LINEAR}
     },
   ),
   'simdino': dataclasses.replace(

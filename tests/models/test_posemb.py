@@ -191,20 +191,57 @@ def test_positions_of_dinov3_are_rescaled_in_training_only():
     assert np.abs(np.asarray(first) - other).max() > 1e-3
 
 
-def test_scales_of_dinov3_are_log_uniform():
-  """All positions of a step have one, from 1 / rescale to rescale."""
-  posemb, layout = RotaryDino(rescale=3.0), Layout(GRID)
+def fake(seed):
+  key = jax.random.key(seed)
+  return types.SimpleNamespace(width=16, num_heads=2, make_rng=lambda _: key)
 
-  def angles(train, seed=0):
-    key = jax.random.key(seed)
-    model = types.SimpleNamespace(width=16, num_heads=2, make_rng=lambda _: key)
-    return posemb.angles(model, layout, train)
 
-  drawn = jax.vmap(lambda seed: angles(True, seed))(np.arange(400))
-  scales = np.log(drawn / angles(False)[None]) / np.log(3)
-  np.testing.assert_allclose(scales.std(axis=(1, 2)), 0, atol=1e-5)
-  found = np.sort(scales[:, 0, 0])
-  assert np.abs(found - np.linspace(-1, 1, 400)).max() < 0.2
+def test_positions_move_together():
+  """Shifts are uniform, and factors are uniform in their logarithm."""
+  corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+
+  def moved(**fields):
+    fn = functools.partial(RotaryDino(**fields).moved, positions=corners)
+    return np.asarray(
+      jax.vmap(lambda i: fn(fake(i), train=True))(np.arange(400))
+    )
+
+  found = moved(shift=0.5, jitter=1.5, rescale=3.0)
+  factors = found[:, 3] - found[:, 0]
+  shift = found[:, 0] / factors
+  expected = (corners + shift[:, None]) * factors[:, None]
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+  scale = np.log(moved(shift=0.0, jitter=1.0, rescale=3.0)[:, 3])
+  np.testing.assert_array_equal(scale[:, 0], scale[:, 1])
+  jitter = np.log(factors) - scale
+  drawn = [*shift.T / 0.5, *jitter.T / np.log(1.5), scale[:, 0] / np.log(3)]
+  for x in drawn:
+    assert abs(np.sort(x) - np.linspace(-1, 1, 400)).max() < 0.2
+  assert abs(np.corrcoef(drawn) - np.eye(5)).max() < 0.2
+
+
+@pytest.mark.parametrize(
+  ('kind', 'place'),
+  [
+    (RotaryAxial, lambda x: x),
+    (RotaryDino, lambda x: 2 * (x + 0.5) / np.array(GRID) - 1),
+    (RotaryMixed, lambda x: x),
+  ],
+)
+def test_angles_are_those_of_moved_positions(kind, place):
+  rotary = kind(shift=0.3, jitter=1.2, rescale=2.0)
+  places, layout = place(np.indices(GRID).reshape(2, -1).T), Layout(GRID)
+  for train in (False, True):
+    moved = np.float64(rotary.moved(fake(1), places, train))
+    assert train == (abs(moved - places).max() > 0.1)
+    if kind is RotaryMixed:
+      found, angles = rotary.shared(fake(1), layout, train)[0], moved
+    else:
+      found = rotary.angles(fake(1), layout, train)
+      turn = 2 * np.pi if kind is RotaryDino else 1
+      bands = turn * rotary.temperature ** -(np.arange(2) / 2)
+      angles = (moved[..., None] * bands).reshape(len(places), -1)
+    np.testing.assert_allclose(found, angles, rtol=1e-6, atol=1e-6)
 
 
 def test_initial_frequencies_of_rope_mixed():

@@ -18,7 +18,9 @@ from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.dino import DinoHead
 from vit_jax.objectives.dinov2 import DinoV2
 
-HEAD = DinoHead(recorder.OUTPUTS, recorder.HIDDEN, recorder.BOTTLENECK, False)
+HEAD = DinoHead(
+  recorder.OUTPUTS, recorder.HIDDEN, recorder.BOTTLENECK, 'lengths'
+)
 MODEL = VisionTransformer(
   width=recorder.WIDTH,
   depth=recorder.DEPTH,

@@ -130,7 +130,8 @@ def test_head_is_lightlys(norm):
   shapes = {k: x.shape for k, x in expected.items() if k != 'out'}
   shapes['head.last_layer.weight_g'] = (recorder.OUTPUTS, 1)
   params = read(recorder.weights(shapes), lengths=not norm)['objective']
-  head = dataclasses.replace(HEAD, norm_last_layer=norm)
+  last_layer = 'unit' if norm else 'lengths'
+  head = dataclasses.replace(HEAD, last_layer=last_layer)
   made = head.init(KEY, recorder.WIDTH)
   assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params)
   teacher = recorder.outputs()[1]
@@ -144,6 +145,18 @@ def test_head_is_lightlys(norm):
   np.testing.assert_allclose(out, expected['out'], 1e-5, 1e-6)
   found = read(expected, lengths=not norm)['objective']
   assert_close(grads, found, 1e-5, 2e-6)
+
+
+def test_a_linear_last_layer_is_that_of_free_lengths():
+  linear = dataclasses.replace(HEAD, last_layer='linear')
+  params = linear.init(KEY, recorder.WIDTH)
+  assert params['last']['kernel'].std() == pytest.approx(0.02, rel=0.1)
+  x = jnp.asarray(recorder.outputs()[1][..., : recorder.WIDTH])
+  found = linear(params, x)
+  lengths = np.linalg.norm(params['last']['kernel'], axis=0)[None, None]
+  params['last']['length'] = lengths
+  expected = dataclasses.replace(HEAD, last_layer='lengths')(params, x)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_ten_steps_are_those_of_pytorch():
@@ -216,7 +229,7 @@ def test_the_teacher_is_the_ema_and_sees_global_views():
   ('length', 'frozen'), [(epochs(1), 2), (steps(1), 1), (None, 0)]
 )
 def test_the_last_layer_waits_as_long_as_given(length, frozen):
-  head = dataclasses.replace(HEAD, norm_last_layer=False)
+  head = dataclasses.replace(HEAD, last_layer='lengths')
   model = first()[0].clone(depth=0)  # the head alone compiles faster
   loss_fn = make(model=model, head=head, freeze_last_layer=length)
   assert Dino.freeze_last_layer == epochs(1)

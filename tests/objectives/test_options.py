@@ -122,7 +122,7 @@ def row(make, options, within=lambda x: x, **more):
       DinoHead,
       {'outputs': (5, 4), 'hidden': (6, 5), 'bottleneck': (4, 3)},
       lambda x: Dino(MODEL, **GIVEN, timeline=TIMELINE, head=x),
-      norm_last_layer=(False, True),
+      last_layer=('lengths', 'unit'),
     ),
     row(
       Mae,

@@ -308,7 +308,7 @@ WITHOUT_LABELS = {
   'dino': ('S/16', 1024, 300, 10, 5e-4 * 4, 0.02, {
     'objective.teacher_temperature': 0.07,
     'objective.teacher_warmup_epochs': 30,
-    'objective.head.norm_last_layer': False,
+    'objective.head.last_layer': 'lengths',
   }),
   'simdino': ('B/16', 512, 100, 10, 5e-4 * 2, 0.02, {}),
   'dinov2': ('L/16', 2048, 200, 20, 4e-3 * 2**0.5, 0.02, {
@@ -322,6 +322,23 @@ WITHOUT_LABELS = {
     'optimizer.final_weight_decay': 0.4,
     'optimizer.layer_decay.rate': 0.9,
     'optimizer.lr_multipliers': (('embedding/.*', 0.2),),
+  }),
+  'dinov3': ('L/16', 2048, 200, 20, 1e-3 * 2**0.5, 0.02, {
+    'objective.teacher_temperature': 0.07,
+    'objective.momentum': 0.992,
+    'objective.teacher_warmup_epochs': 60,
+    'objective.freeze_last_layer_epochs': 2,
+    'objective.head.last_layer': 'linear',
+    'objective.patch_head.last_layer': 'linear',
+    'model.posemb.target': 'vit_jax.models.rotary.RotaryDino',
+    'model.posemb.rescale': 1,
+    'model.stochastic_depth': (0.3, 0.3),
+    'optimizer.weight_decay': 0.04,
+    'optimizer.final_weight_decay': 0.4,
+    'optimizer.clip_norm': 3,
+    'optimizer.layer_decay.rate': 0.9,
+    'optimizer.lr_multipliers': (('embedding/.*', 0.2),),
+    'schedule.end_lr': 1e-6,
   }),
   'mae': ('B/16', 4096, 1600, 40, 1.5e-4 * 16, None, {}),
   'lejepa': ('L/14', 512, 100, 5, 5e-4, 0.02, {
@@ -350,13 +367,13 @@ def test_learning_without_labels(method):
   assert [config.data.batch_size, config.total_epochs, warmup] == values
   assert config.schedule.lr == pytest.approx(lr)
   block = {'mlp': {'form': 'exact'}, 'init_std': std}
-  block |= {'layerscale_init': 1e-5} if method == 'dinov2' else {}
+  block |= {'layerscale_init': 1e-5} if method[:-1] == 'dinov' else {}
   assert config.model.block.to_dict() == block
   assert config.model.embedding.init_std == std
   assert config.preprocess.std == (58.395, 57.12, 57.375)
   assert {x: operator.attrgetter(x)(config) for x in parts} == parts
   crop = config.data.transforms[0]
-  counts = {'dino': 8, 'dinov2': 8, 'simdino': 10, 'lejepa': 6}
+  counts = {'dino': 8, 'dinov2': 8, 'dinov3': 8, 'simdino': 10, 'lejepa': 6}
   assert crop.get('local_count') == counts.get(method)
   assert crop.get('method') == ('torch' if method == 'mae' else None)
   # A longer run has the same warm-up, another model is built if it is named.

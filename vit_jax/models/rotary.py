@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax import Array
 
 from vit_jax.models.posemb import Grids, Layout, Learned, PositionEmbedding
-from vit_jax.types import NonNegative, Positive, UserError
+from vit_jax.types import Factor, NonNegative, Positive, UserError
 
 
 def _of_learned(name: str) -> Any:
@@ -30,11 +30,21 @@ def _of_learned(name: str) -> Any:
 class Rotary(PositionEmbedding):
   """Base class: a rotation in each layer, and perhaps a learned table.
 
+  In training, positions p become (p + shift) * jitter * rescale, drawn once for
+  all patches of a call, as in DINOv3's code; 0, 1 and 1: they do not.
+
   Attributes:
     learned: table that is also added to the embedded patches, or None.
+    shift: one number for rows, one for columns, uniform in [-shift, shift].
+      Positions are counted in patches, or as the class says.
+    jitter: two factors, uniform in their logarithm in [1 / jitter, jitter].
+    rescale: one such factor for both.
   """
 
   learned: Learned | None = None
+  shift: NonNegative = 0.0
+  jitter: Factor = 1.0
+  rescale: Factor = 1.0
 
   in_layers = True
   for_grids = True
@@ -52,6 +62,20 @@ class Rotary(PositionEmbedding):
   def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     """Return angles of patches [n, r], or [B, n, r], for all heads."""
     raise NotImplementedError
+
+  def moved(self, module: nn.Module, positions: Any, train: bool) -> Any:
+    """Return positions [..., 2] after shift, jitter and rescale."""
+    if not train or (self.shift, self.jitter, self.rescale) == (0, 1, 1):
+      return positions
+    keys = jax.random.split(module.make_rng('dropout'), 3)
+    most = self.shift, math.log(self.jitter), math.log(self.rescale)
+    shift, jitter, rescale = (
+      jax.random.uniform(
+        key, (1,) * (positions.ndim - 1) + (count,), minval=-x, maxval=x
+      )
+      for key, x, count in zip(keys, most, (2, 2, 1))
+    )
+    return (jnp.float32(positions) + shift) * jnp.exp(jitter + rescale)
 
   def queries_and_keys(
     self, module: nn.Module, q: Array, k: Array, layout: Layout, shared: Array
@@ -117,6 +141,7 @@ class RotaryAxial(Rotary):
   def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     count = module.width // module.num_heads // 4
     found = _positions(layout.grid, self.first, self.reference)
+    found = self.moved(module, found, train)
     bands = self.temperature ** -(_last(np.arange(count), found) / count)
     found = found if self.order == 'yx' else found[..., ::-1]
     return jnp.float32(found[..., None] * bands).reshape(*found.shape[:-1], -1)
@@ -128,29 +153,22 @@ class RotaryDino(Rotary):
 
   Pair k of d / 4 turns by 2π t temperature^(-k / (d / 4)); rows come first, and
   the halves of a head are pairs. Files of Meta hold the periods in bfloat16;
-  here they are computed, as in timm and transformers.
-
-  Attributes:
-    rescale: in training, positions are multiplied by a random number between
-      1 / rescale and rescale, uniform in its logarithm, one in each step.
+  here they are computed, as in timm and transformers. The 7B has rescale=2, the
+  published training of ViT-L on ImageNet 1.
   """
 
   temperature: Positive = 100.0
-  rescale: Positive = 2.0
+  rescale: Factor = 2.0
 
   pairs_axis = -2
 
   def angles(self, module: nn.Module, layout: Layout, train: bool) -> Array:
     count = module.width // module.num_heads // 4
     found = 2 * _positions(layout.grid, 0.5, (1, 1)) - 1
+    found = self.moved(module, found, train)
     periods = self.temperature ** (_last(np.arange(count), found) / count)
     angles = 2 * math.pi * found[..., None] / periods
-    angles = jnp.float32(angles).reshape(*found.shape[:-1], -1)
-    if train and self.rescale != 1:
-      span, key = math.log(self.rescale), module.make_rng('dropout')
-      scale = jnp.exp(jax.random.uniform(key, minval=-span, maxval=span))
-      angles = angles * scale
-    return angles
+    return jnp.float32(angles).reshape(*found.shape[:-1], -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,15 +183,15 @@ class RotaryMixed(Rotary):
   temperature: Positive = 10.0
 
   def shared(self, module: nn.Module, layout: Layout, train: bool) -> Any:
-    """Return places in Grids, or None: the angles differ between layers."""
-    return _positions(layout.grid) if isinstance(layout.grid, Grids) else None
+    """Return positions [1 or B, n, 2], as the angles differ between layers."""
+    found = jnp.float32(self.moved(module, _positions(layout.grid), train))
+    return found.reshape(-1, *found.shape[-2:])
 
   def queries_and_keys(
     self, module: nn.Module, q: Array, k: Array, layout: Layout, shared: Any
   ) -> tuple[Array, Array]:
     frequencies = module.param('frequencies', self._init, q.shape[2:])
-    found = _positions(layout.grid)[None] if shared is None else shared
-    y, x = jnp.float32(jnp.moveaxis(found, -1, 0))[..., None, None]
+    y, x = jnp.moveaxis(shared, -1, 0)[..., None, None]
     angles = x * frequencies[None, :1] + y * frequencies[None, 1:]
     waves = _waves(angles, layout)
     return super().queries_and_keys(module, q, k, layout, waves)

@@ -10,7 +10,7 @@ B images, V views, the first G of them global, widths D before the head, K after
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +32,14 @@ class DinoHead:
   Attributes:
     outputs: K; None: no prototypes, the bottleneck is the output.
     hidden, bottleneck: widths of the layers; the last is scaled to length 1.
-    norm_last_layer: whether prototypes keep length 1; not in published ViT-S.
+    last_layer: 'unit': prototypes keep length 1; 'lengths': they have learned
+      lengths (published ViT-S, DINOv2); 'linear': a plain layer (DINOv3).
   """
 
   outputs: Count | None = 65_536
   hidden: Count = 2048
   bottleneck: Count = 256
-  norm_last_layer: bool = True
+  last_layer: Literal['unit', 'lengths', 'linear'] = 'unit'
 
   def init(self, rng: jax.Array, width: int) -> Params:
     *keys, last = jax.random.split(rng, 4)
@@ -49,8 +50,10 @@ class DinoHead:
       params[f'fc{i}'] = {'kernel': kernel, 'bias': jnp.zeros(widths[i])}
     if self.outputs:
       make = jax.nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+      if self.last_layer == 'linear':
+        make = jax.nn.initializers.normal(0.02)
       params['last'] = {'kernel': make(last, (self.bottleneck, self.outputs))}
-      if not self.norm_last_layer:
+      if self.last_layer == 'lengths':
         params['last']['length'] = jnp.ones((1, 1, self.outputs))
     return params
 
@@ -65,6 +68,8 @@ class DinoHead:
     if not self.outputs:
       return x
     last = params['last']
+    if self.last_layer == 'linear':
+      return x @ last['kernel']
     lengths = jnp.linalg.norm(last['kernel'], axis=0, keepdims=True)
     return x @ (last['kernel'] / lengths) * last.get('length', 1.0)
 

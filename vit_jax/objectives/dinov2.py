@@ -39,10 +39,10 @@ class DinoV2(Dino):
     patch_head: head of the patches; None: that of the class tokens.
   """
 
-  head: DinoHead = DinoHead(norm_last_layer=False)
+  head: DinoHead = DinoHead(last_layer='lengths')
   centre: Centre | SinkhornKnopp = SinkhornKnopp()
   masks: BlockMasks = BlockMasks()
-  patch_head: DinoHead | None = DinoHead(norm_last_layer=False)
+  patch_head: DinoHead | None = DinoHead(last_layer='lengths')
   patch_weight: NonNegative = 1.0
   koleo_weight: NonNegative = 0.1
   whole_batch = True
