@@ -15,7 +15,7 @@ def parse(argument, switches=(), **options):
     switches: words that set an attribute of their name to True.
     **options: {name: default}. A tuple of words takes one of them (the first is
       the default, which may be None); a str or a number takes name=VALUE; the
-      types int and float take a number and default to None.
+      types int, float and str take a value and default to None.
   """
   words = {word: (word, True) for word in switches}  # those without a value
   values = dict.fromkeys(switches, False)

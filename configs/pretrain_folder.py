@@ -23,6 +23,9 @@ Arguments (separated by commas; the first of a list is the default):
   epochs=200 visits of each image
   batch=128  images
   lr=RATE    the defaults are those of METHODS
+  guide=KEY, forget=KEY  a column of the table (data.source.csv) whose classes
+             the representation follows, or forgets, see objectives/guides.py;
+             not with mae
   anchor     with from_weights, not with mae: the patches of an image stay about
              as alike as the weights see them, see objectives/anchor.py
   labels     PATH/CLASS/IMAGE: a tenth of each class is held out, and nearest
@@ -266,6 +269,8 @@ def get_config(argument=''):
     batch=int,
     channels=int,
     lr=float,
+    guide=str,
+    forget=str,
   )
   method = METHODS[args.method]
   if args.imagenet:
@@ -276,6 +281,8 @@ def get_config(argument=''):
     'anchor': args.anchor
     and not (args.model == 'from_weights' and method.crops),
     'local': args.local and not method.crops,
+    'guide': args.guide and not method.crops,
+    'forget': args.forget and (not method.crops or args.forget == args.guide),
     'labels': args.labels and args.imagenet,
     'folder': args.folder and not args.imagenet,
   }
@@ -322,6 +329,7 @@ def get_config(argument=''):
     change = common.make('objectives.colours.Channels')
     views = {'globals': (change,), 'local': change}
     config.objective.views = common.make('objectives.colours.Views', **views)
+  add_guides(config, args, unit)
   if args.anchor:
     config.objective = common.make(
       'objectives.anchor.Anchored',
@@ -334,6 +342,26 @@ def get_config(argument=''):
   if args.channels:
     common.use_rasters(config, args.channels)
   return common.finish(config, args)
+
+
+def add_guides(config, args, unit):
+  """Add guides of columns."""
+  kinds = {args.guide: False, args.forget: True}
+  if columns := {k: x for k, x in kinds.items() if k}:
+    config.data.keep = {
+      key: common.make('data.targets.Classes') for key in columns
+    }
+    warmup = {f'warmup_{unit}': config.schedule[f'warmup_{unit}']}
+    config.objective.terms = {
+      key: common.make(
+        'objectives.guides.Prototypes',
+        key=key,
+        weight=0.03,
+        adversarial=adversarial,
+        **warmup,
+      )
+      for key, adversarial in columns.items()
+    }
 
 
 def follow_weights(config, unit):

@@ -100,7 +100,8 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     simdino,lr=1e-3 lejepa,from_weights mae,imagenet,B/16 dino,imagenet,folder
     lejepa,imagenet,Ti/16,tiny mae,labels,tiny lejepa,H/14,local=98,tiny
     lejepa,stem,size=96,local=64 lejepa,stem,size=96,local=64,tiny
-    dinov2,B/16 dinov2,from_weights,anchor lejepa,from_weights,anchor,tiny
+    dinov2,B/16 dinov2,from_weights,anchor,forget=site
+    lejepa,from_weights,anchor,tiny
   """,
   'pretrain_paper': """
     B/16 imagenet,H/14 imagenet,B/16,folder,epochs=90 imagenet,B/16,tiny

@@ -24,6 +24,7 @@ from vit_jax.step import (
   TrainState,
   as_objective,
   init_state,
+  of_examples,
   train_step,
 )
 from vit_jax.training import Change, Training
@@ -144,6 +145,7 @@ def make(
     objective = compiled.reuse(objective.of_run, timeline, images)
   _check(objective, training)
   objective.check(examples.first)
+  objective = of_examples(objective, examples.first, timeline)
   teachers = {}
   for name, teacher in objective.teachers.items():
     weights = getattr(teacher, 'weights', None)

@@ -1,6 +1,7 @@
 """One training step, and what it asks of an objective; train.py has a run."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -84,6 +85,12 @@ class Term:
   fn: Callable[..., Any] = dataclasses.field(metadata={'rest': True})
   weight: NonNegative = 1.0
 
+  def __post_init__(self) -> None:
+    if isinstance(self.fn, Guide) and not self.weight:
+      raise UserError(
+        f'{self.fn} has weight=0, so it would learn nothing. Leave it out.'
+      )
+
   @property
   def whole_batch(self) -> bool:
     fn = getattr(self.fn, 'func', self.fn)  # that of a partial
@@ -91,6 +98,52 @@ class Term:
 
 
 Terms = Mapping[str, Term]
+
+
+class Pull(NamedTuple):
+  """What a Guide makes of features: a loss, and where it pulls them.
+
+  Attributes:
+    loss: that of the guide's own parameters, whose mean counts.
+    features, gradient: features of the model, and the gradient of the loss.
+    state: what the next call gets.
+  """
+
+  loss: jax.Array
+  features: jax.Array
+  gradient: jax.Array
+  state: Any = None
+
+
+class Guide:
+  """Base of functions of a Term that have parameters, and perhaps a state.
+
+  Their losses train their own parameters. The model gets their gradients at
+  the features, scaled to one length, which is their mean, and times `factor`.
+  """
+
+  whole_batch = True  # these lengths are of the batch
+
+  def of_run(
+    self, timeline: Timeline, example: Mapping[str, Any], where: str
+  ) -> 'Guide':
+    """Return the guide for a run and such examples, or raise UserError."""
+    raise NotImplementedError
+
+  def init(self, rng: jax.Array, width: int) -> Params:
+    """Return parameters for features [B, ..., width]."""
+    return {}
+
+  def carried(self, width: int) -> Any:
+    """Return the first state: arrays."""
+    return None
+
+  def factor(self, step: Array) -> Array:
+    """Return the factor of the gradient that the model gets."""
+    raise NotImplementedError
+
+  def __call__(self, seen: 'Seen', params: Params, state: Any) -> Pull:
+    raise NotImplementedError
 
 
 class Objective:
@@ -154,6 +207,13 @@ class Objective:
     """Return what the first context carries: arrays, means over the batch."""
     return None
 
+  def with_terms(self, terms: Terms) -> 'Objective':
+    """Return the objective with other terms, which may be Guides."""
+    raise UserError(
+      f'{type(self).__name__} has no place for the guides {[*terms]}. Use '
+      'LeJepa, Dino, SimDino or DinoV2.'
+    )
+
   def prepare(self, batch: Batch, rng: jax.Array) -> Batch:
     """Return a changed whole batch, before it is cut into micro-batches."""
     return batch
@@ -183,20 +243,75 @@ class OfFeatures(Objective):
   def __call__(
     self, params: Params, batch: Batch, rng: Array, context: Context = Context()
   ) -> Outputs:
+    guides, states = guides_of(self), {}
+    if guides:
+      states = context.carried['terms']
+      context = context._replace(carried=context.carried['loss'])
     seen = self.encode(Seen(params, batch, rng, context))
-    found = self.loss(seen)
-    return _add(self.terms, seen, found) if self.terms else found
+    loss, metrics, *carried = self.loss(seen)
+    if not self.terms:
+      return loss, metrics, *carried
+    pulls = {
+      k: fn(seen, params['objective']['terms'][k], states[k])
+      for k, fn in guides.items()
+    }
+    values = {k: x.loss for k, x in pulls.items()}
+    values |= {k: x.fn(seen) for k, x in self.terms.items() if k not in pulls}
+    for name, term in self.terms.items():
+      if name in {*metrics, 'grad_norm', 'lr'}:
+        raise UserError(
+          f'The term {name!r} has the name of a metric. Rename it.'
+        )
+      metrics = {**metrics, name: (value := jnp.mean(values[name]))}
+      loss += term.weight * value if term.weight else 0.0
+    for name, more in _along(guides, pulls, context.step).items():
+      loss += self.terms[name].weight * more
+    if guides:
+      last = {'loss': carried[0] if carried else None}
+      carried = [last | {'terms': {k: x.state for k, x in pulls.items()}}]
+    return loss, {**metrics, 'loss': loss}, *carried
 
 
-def _add(terms, seen, found):
-  """Return what `loss` found, with the terms."""
-  loss, metrics, *carried = found
-  for name, term in terms.items():
-    if name in {*metrics, 'grad_norm', 'lr'}:
-      raise UserError(f'The term {name!r} has the name of a metric. Rename it.')
-    metrics = {**metrics, name: (value := jnp.mean(term.fn(seen)))}
-    loss += term.weight * value if term.weight else 0.0
-  return loss, {**metrics, 'loss': loss}, *carried
+def guides_of(objective: Objective) -> dict[str, Guide]:
+  """Return the terms that are Guides."""
+  terms = objective.terms.items()
+  return {k: x.fn for k, x in terms if isinstance(x.fn, Guide)}
+
+
+def first_carried(objective: Objective, width: int) -> Any:
+  """Return what the first context carries, for features [B, ..., width]."""
+  carried, guides = objective.carried(), guides_of(objective)
+  if not guides:
+    return carried
+  states = {k: fn.carried(width) for k, fn in guides.items()}
+  return {'loss': carried, 'terms': states}
+
+
+def of_examples(
+  objective: Objective, example: Mapping[str, Any], timeline: Timeline
+) -> Objective:
+  """Return the objective with guides for such examples."""
+  if not (guides := guides_of(objective)):
+    return objective
+  made = {
+    k: dataclasses.replace(
+      objective.terms[k], fn=fn.of_run(timeline, example, f'The guide {k!r}')
+    )
+    for k, fn in guides.items()
+  }
+  return objective.with_terms({**objective.terms, **made})
+
+
+def _along(guides, pulls, step):
+  """Return numbers that are 0, whose gradients are the pulls of the guides."""
+  lengths = {k: optax.tree.norm(x.gradient) for k, x in pulls.items()}
+  pulling = sum(x > 0 for x in lengths.values())
+  mean, found = sum(lengths.values()) / jnp.maximum(pulling, 1), {}
+  for k, (_, x, gradient, _) in pulls.items():
+    scale = mean / jnp.where(lengths[k] > 0, lengths[k], 1.0)
+    pull = jax.lax.stop_gradient(guides[k].factor(step) * scale * gradient)
+    found[k] = jnp.sum(pull * (x - jax.lax.stop_gradient(x)))
+  return found
 
 
 class Labelled(Objective):
@@ -333,7 +448,21 @@ def init_state(
   example = jnp.zeros(images.shape, images.dtype)
   params = model.init(init_rng, example)['params']
   objective = as_objective(loss_fn) if loss_fn else Objective()
-  if more := objective.init(jax.random.fold_in(init_rng, 1), images):
+  more = objective.init(jax.random.fold_in(init_rng, 1), images)
+  width = 0
+  if guides := guides_of(objective):
+    found = jax.eval_shape(
+      functools.partial(model.init_with_output, method='features'),
+      *(init_rng, example),
+    )
+    width, rng = (
+      found[0]['pre_logits'].shape[-1],
+      jax.random.fold_in(init_rng, 2),
+    )
+    rngs = dict(zip(guides, jax.random.split(rng, len(guides))))
+    made = {k: fn.init(rngs[k], width) for k, fn in guides.items()}
+    more = {**more, 'terms': made}
+  if more:
     params = {**params, 'objective': more}
   return TrainState(
     step=jnp.zeros((), jnp.int32),
@@ -341,5 +470,5 @@ def init_state(
     opt_state=tx(params).init(params),
     rng=train_rng,
     ema=jax.tree.map(jnp.copy, params) if ema else None,
-    carried=objective.carried(),
+    carried=first_carried(objective, width),
   )

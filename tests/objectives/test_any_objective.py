@@ -19,6 +19,7 @@ from synthetic import Synthetic
 from vit_jax import tree
 from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
+from vit_jax.data.targets import Classes, Numbers
 from vit_jax.data.transforms import KeepAspect, MultiCrop
 from vit_jax.durations import Timeline, steps
 from vit_jax.models.dense import Normalize
@@ -33,9 +34,10 @@ from vit_jax.objectives.dinov2 import DinoV2
 from vit_jax.objectives.distillation import Distillation, Teacher
 from vit_jax.objectives.feature_distillation import FeatureDistillation
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
+from vit_jax.objectives.guides import Prototypes, Regression
 from vit_jax.objectives.lejepa import LeJepa, Projector, Visreg
 from vit_jax.objectives.mae import Decoder, Mae
-from vit_jax.objectives.terms import Koleo, z_loss
+from vit_jax.objectives.terms import Koleo, patch_kernel, z_loss
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema
 from vit_jax.parallel import sharding
@@ -44,7 +46,7 @@ from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
 from vit_jax.runs.records import read_records
 from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.setup import make_step
-from vit_jax.step import Term, as_objective
+from vit_jax.step import Term, as_objective, first_carried, of_examples
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
@@ -59,13 +61,18 @@ TERMS = {'koleo': Term(Koleo(), 0.1)}
 LEJEPA = make(
   LeJepa, views=VIEWS, projector=Projector(8, (12, 10), 4), terms=TERMS
 )
+GUIDES = {
+  'site': Term(Prototypes(key='site'), 0.5),
+  'year': Term(Regression(key='year', hidden=4, adversarial=True), 0.5),
+  'kernel': Term(patch_kernel, 0.5),
+}
 OBJECTIVES = {  # name: function of a file of weights -> objective
   'lejepa': lambda path: LEJEPA,
   'visreg': lambda path: make(LEJEPA, regularizer=Visreg(slices=64)),
   'dino': lambda path: make(Dino, **MOVES, views=VIEWS, head=HEAD),
   'simdino': lambda _: make(SimDino, views=VIEWS, head=DinoHead(None, 12, 6)),
   'dinov2': lambda path: make(
-    DinoV2, **MOVES, views=VIEWS, head=HEAD, patch_head=HEAD
+    DinoV2, **MOVES, views=VIEWS, head=HEAD, patch_head=HEAD, terms=GUIDES
   ),
   'aspect': lambda path: softmax_xent,
   'mae': lambda path: make(Mae, decoder=Decoder(8, 1, 2)),
@@ -119,7 +126,19 @@ def data_of(name):
   if name == 'aspect':
     return Data(source, 8, transforms=(cut, KeepAspect(4, 12, (0.5, 1.0))))
   crop = MultiCrop(8, local_size=4, local_count=2)
-  return Data(source, 8, transforms=(crop,), labels=False)
+  if name != 'dinov2':
+    return Data(source, 8, transforms=(crop,), labels=False)
+  source = Visited(image_size=12, num_classes=4, num_examples=32)
+  keep = {'site': Classes(), 'year': Numbers()}
+  return Data(source, 8, transforms=(crop,), labels=False, keep=keep)
+
+
+class Visited(Synthetic):
+  """Images with a site and a year, some of which are missing."""
+
+  def __getitem__(self, index):
+    site, year = 'NE S'[index % 4], ('', '1999.5', '2001.0')[index % 3]
+    return {**super().__getitem__(index), 'site': site.strip(), 'year': year}
 
 
 def model_of(name):
@@ -132,7 +151,9 @@ def start(name, path, axes, **options):
   images = data_of(name).first_example()['image']
   images = jax.ShapeDtypeStruct((1, *images.shape[-3:]), jnp.float32)
   made = as_objective(OBJECTIVES[name](path)(model, preprocess=Normalize()))
-  made = made.of_run(Timeline(8, 32, total_steps=4), images)
+  timeline = Timeline(8, 32, total_steps=4)
+  made = made.of_run(timeline, images)
+  made = of_examples(made, data_of(name).first_example(), timeline)
   mesh = sharding.make_mesh(jax.devices()[: math.prod(axes.values())], **axes)
   tx = optax.sgd(0.1)
   given = {'images': images, 'loss_fn': made, 'make_tx': lambda params: tx}
@@ -151,7 +172,8 @@ def start(name, path, axes, **options):
     shapes.params,
   )
   ema = None if shapes.ema is None else params
-  state = tiny.first_state(params, tx, ema=ema, carried=made.carried())
+  carried = first_carried(made, model.width)
+  state = tiny.first_state(params, tx, ema=ema, carried=carried)
   placed = jax.device_put(state, jax.tree.map(lambda x: x.sharding, shapes))
   return placed, shapes, step
 
@@ -272,7 +294,7 @@ def test_a_run_resumes_bit_by_bit(name, files, tmp_path):
 
 @pytest.mark.parametrize('name', sorted(WHOLE_BATCH))
 def test_micro_batches_are_refused(name, files, tmp_path):
-  what = r"the (term 'koleo'|loss) of this objective"
+  what = r"the (term '(koleo|site)'|loss) of this objective"
   with pytest.raises(ValueError, match=f'accum_steps=2, but {what}'):
     run(tmp_path, name, files[0], accum_steps=2)
 

@@ -41,14 +41,16 @@ import itertools
 import math
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from vit_jax.data import images, subsets, workers
+from vit_jax.data.encoded import Encoded
 from vit_jax.data.order import Order, Shuffled, Visits
 from vit_jax.data.subsets import Source, Unlabelled
+from vit_jax.data.targets import Targets
 from vit_jax.data.transforms import Interpolation, Transform, apply, sized
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
@@ -90,7 +92,7 @@ class Data:
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
     keep: other keys of the examples that batches have: numbers, or arrays of
-      numbers of one shape.
+      numbers of one shape. {column: kind of labels}: see `encoded.Encoded`.
     order: order in which training visits the examples, see order.py.
     max_image_bytes: limit on H * W * channels of an image file. A larger image
       is an unreadable example.
@@ -104,7 +106,7 @@ class Data:
   prefetch: Annotated[Count, MACHINE] = 2
   on_error: Annotated[Literal['raise', 'skip'], HARMLESS] = 'raise'
   labels: bool = True
-  keep: Sequence[str] = ()
+  keep: Sequence[str] | Mapping[str, Targets] = ()
   order: Order = Shuffled()
   image_size: Size | None = None
   interpolation: Interpolation | None = None
@@ -119,6 +121,9 @@ class Data:
         f'keep={(*self.keep,)}: batches have {", ".join(sorted(own))} of their '
         'own. Keep other keys of the examples.'
       )
+    if isinstance(self.keep, Mapping):
+      object.__setattr__(self, 'source', Encoded(self.source, self.keep))
+      object.__setattr__(self, 'keep', (*self.keep,))
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
@@ -174,7 +179,7 @@ class Data:
 
   def fingerprint(self) -> dict[str, Any]:
     """Return {'source.NAME': JSON value}, which differ for other data."""
-    found = subsets.fingerprint(self.source, self.keep)
+    found = subsets.fingerprint(self.source, (*self.keep,))
     return {f'source.{name}': value for name, value in found.items()}
 
   def name_skipped(self, indices: Iterable[int]) -> str:

@@ -144,6 +144,17 @@ def _hash(parts):
   return found.hexdigest()[:16]
 
 
+def column(source: Source, name: str) -> Sequence[Any]:
+  """Return a key of all examples, which are read if there is no other way."""
+  if hasattr(source, 'column'):
+    return source.column(name)
+  if name not in source[0]:
+    raise UserError(
+      f'There is no column {name!r}. There are {", ".join(source[0])}.'
+    )
+  return [source[i][name] for i in range(len(source))]
+
+
 class View:
   """The examples `indices` of another source, with its attributes."""
 
@@ -173,6 +184,11 @@ class View:
     found = inner.held(keep) if hasattr(inner, 'held') else {}
     rows = np.asarray(self.indices)
     return {k: [x[rows] for x in v] for k, v in found.items()}
+
+  def column(self, name: str) -> list[Any]:
+    """Return the cells of a column."""
+    cells = column(self.source, name)
+    return [cells[i] for i in self.indices]
 
   def describe(self, index: int) -> str:
     """Return the other source's description of an example."""

@@ -42,6 +42,7 @@ class Rotary(PositionEmbedding):
   """
 
   learned: Learned | None = None
+  _: dataclasses.KW_ONLY
   shift: NonNegative = 0.0
   jitter: Factor = 1.0
   rescale: Factor = 1.0
@@ -158,6 +159,7 @@ class RotaryDino(Rotary):
   """
 
   temperature: Positive = 100.0
+  _: dataclasses.KW_ONLY
   rescale: Factor = 2.0
 
   pairs_axis = -2

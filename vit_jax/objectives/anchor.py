@@ -11,7 +11,7 @@ within each image, whose patches stay as alike as they were.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,11 +21,23 @@ from vit_jax.durations import Timeline
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.encode import encode
 from vit_jax.objectives.frozen_teacher import FrozenModel
+from vit_jax.objectives.terms import Features, patches_of
 from vit_jax.objectives.views import OfViews
 from vit_jax.objectives.wrapper import Around
 from vit_jax.step import OfFeatures, Seen
 from vit_jax.types import NonNegative, Outputs, UserError
 from vit_jax.weights.surgery import InitFrom
+
+
+def gram_difference(features: Features, others: Features) -> jax.Array:
+  """Return the squared differences of cosines of patches: [..., n, n]."""
+  return (_cosines(features) - _cosines(others)) ** 2
+
+
+def _cosines(features):
+  x = patches_of(features)
+  x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
+  return jnp.einsum('...id,...jd->...ij', x, x, precision='highest')
 
 
 @dataclasses.dataclass(eq=False)  # see FrozenTeacher
@@ -43,10 +55,13 @@ class Anchored(OfFeatures, Around):
     weight: 0: the anchor is a metric only. DINOv3 has 0, then 2, in its Gram
       anchoring and 1.5 in its adaptation to large images. Its teacher also sees
       larger crops: 512 px for the student's 256.
+    difference: of the features of the model and of the start; its mean counts.
+      `terms.kernel_difference` is PaKA's.
   """
 
   start: Start
   weight: NonNegative = 1.0
+  difference: Callable[..., Any] = gram_difference
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -77,15 +92,6 @@ class Anchored(OfFeatures, Around):
     loss, metrics, *carried = self.inner.loss(seen)
     images, params = seen.batch['image'], seen.context.teachers['start']
     start = encode(self.model, params, self.preprocess(images))
-    change = similarities(seen.features['image']) - similarities(start)
-    anchor = jnp.mean(change**2)
+    anchor = jnp.mean(self.difference(seen.features['image'], start))
     loss += self.weight * anchor
     return loss, metrics | {'loss': loss, 'anchor': anchor}, *carried
-
-
-def similarities(features: Mapping[str, Any]) -> jax.Array:
-  """Return the cosines of the patches of images or views: [..., n, n]."""
-  patches = features['tokens'][..., -features['patches'].shape[-2] :, :]
-  x = patches.astype(jnp.float32)
-  x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
-  return jnp.einsum('...id,...jd->...ij', x, x, precision='highest')

@@ -1,6 +1,7 @@
 """Terms of a loss, `objective.terms.NAME` of a config: see step.Term."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,8 @@ import optax
 
 from vit_jax.step import Seen
 from vit_jax.types import UserError
+
+Features = Mapping[str, jax.Array]
 
 
 def find(seen: Seen, name: str) -> jax.Array:
@@ -53,6 +56,45 @@ class Decorrelation:
     x = jax.nn.standardize(x, 0, variance=jnp.var(x, 0, keepdims=True))
     found = jnp.matmul(x.T, x, precision='highest') / len(x)
     return jnp.mean(found**2, where=~jnp.eye(len(found), dtype=bool))
+
+
+def patch_kernel(seen: Seen) -> jax.Array:
+  """Return `kernel_difference` of the large views to those of the teacher.
+
+  The patches of PaKA ("DINOv3.1" in lightly-train) are of crops in crops, after
+  a head; here they are those of the same views.
+  """
+  if 'teacher' not in seen.features:
+    raise UserError(
+      'patch_kernel compares with an EMA teacher, and this objective has none. '
+      'Use Dino or DinoV2, or the anchor, with difference=kernel_difference.'
+    )
+  return kernel_difference(seen.features['image'], seen.features['teacher'])
+
+
+def kernel_difference(features: Features, others: Features) -> jax.Array:
+  """Return 1 - the alignment of kernels of patches [..., n, D]: [...].
+
+  K is the n x n matrix of the inner products of the patches, from which their
+  mean was subtracted. The alignment is the sum of K * K', divided by the norms
+  of both (PaKA, arXiv 2509.05606). Their squares are at least 1e-6.
+  """
+  one, two = map(_kernel, (features, others))
+  sums = [jnp.sum(x * y, (-2, -1)) for x, y in ((one, one), (two, two))]
+  norms = jnp.sqrt(jnp.maximum(sums[0], 1e-6) * jnp.maximum(sums[1], 1e-6))
+  return 1 - jnp.sum(one * two, (-2, -1)) / norms
+
+
+def _kernel(features):
+  x = patches_of(features)
+  x -= jnp.mean(x, axis=-2, keepdims=True)
+  return jnp.einsum('...id,...jd->...ij', x, x, precision='highest')
+
+
+def patches_of(features: Features) -> jax.Array:
+  """Return the tokens of patches, float32 [..., n, D]."""
+  count = features['patches'].shape[-2]
+  return features['tokens'][..., -count:, :].astype(jnp.float32)
 
 
 def koleo(x: jax.Array) -> jax.Array:

@@ -25,6 +25,9 @@ class OfViews(OfFeatures):
   def prepare(self, batch: Batch, rng: jax.Array) -> dict[str, Any]:
     return self.views.prepare(batch, rng)
 
+  def with_terms(self, terms: Terms) -> 'OfViews':
+    return dataclasses.replace(self, terms=terms)
+
   def large(self, batch: Batch) -> dict[str, Any]:
     """Return options of `encode.encode` for the large views."""
     return {}

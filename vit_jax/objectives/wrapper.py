@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from vit_jax.durations import Timeline
-from vit_jax.step import Labelled, Objective, as_objective
+from vit_jax.step import Labelled, Objective, Terms, as_objective
 from vit_jax.types import MakeObjective, Outputs, Preprocess, UserError
 
 
@@ -36,6 +36,10 @@ class Around(Objective):
   ) -> 'Around':
     inner = self.inner.of_run(timeline, images, choose)
     # The copy makes its `inner` again, so `objective` now returns this one.
+    return dataclasses.replace(self, objective=lambda *_, **__: inner)
+
+  def with_terms(self, terms: Terms) -> 'Around':
+    inner = self.inner.with_terms(terms)
     return dataclasses.replace(self, objective=lambda *_, **__: inner)
 
 

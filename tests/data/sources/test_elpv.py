@@ -32,6 +32,7 @@ def test_divisions_share_no_cell_and_keep_the_classes(cells, capsys):
       np.testing.assert_array_equal(part.labels(), defective[of_part])
       example = part[3]
       assert example['label'] == part.labels()[3]
+      assert example['type'] == ('mono' if of_part[3] % 3 == 0 else 'poly')
       np.testing.assert_array_equal(
         example['image'][..., 0], images[of_part[3]]
       )

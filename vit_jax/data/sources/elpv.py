@@ -54,12 +54,17 @@ class Elpv(Labelled):
     rows = np.sort(parts[split == 'test'])
     self._rows, self._images = rows, images
     self._channels, self.targets = channels, targets
+    self._types = [table['type'][i] for i in rows]
     super().__init__(labels[rows], names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     # A copy, because the caller may modify it.
     image = np.repeat(self._images[self._rows[index]], self._channels, axis=-1)
-    return {'image': image, 'label': self._label(index)}
+    return {
+      'image': image,
+      'label': self._label(index),
+      'type': self._types[index],
+    }
 
   def describe(self, index: int) -> str:
     """Return the file name in the package."""
@@ -77,9 +82,10 @@ def _cells():
     'ELPV: images by Deitsch et al., licence CC BY-NC-SA 4.0 (no commercial '
     'use), https://github.com/zae-bayern/elpv-dataset'
   )
-  images, probability, _ = load_dataset()
+  images, probability, types = load_dataset()
   return images[..., None], {
     'class': [_CLASSES[int(x >= 0.5)] for x in probability],
     'probability': probability,
+    'type': types.tolist(),
     'grade': [GRADES[round(3 * x)] for x in probability],
   }

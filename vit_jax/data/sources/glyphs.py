@@ -81,8 +81,8 @@ class Glyphs:
     index = range(len(self))[index]
     label = self._labels[index % self.num_classes]
     rng = np.random.Generator(np.random.PCG64((self.seed, index)))
-    image = _draw(label, rng, self.image_size)[..., None]
-    return {'image': image, 'label': label}
+    image, face = _draw(label, rng, self.image_size)
+    return {'image': image[..., None], 'label': label, 'font': FACES[face]}
 
   def describe(self, index: int) -> str:
     """Return the character, and the seed and index that determine the image."""
@@ -91,7 +91,7 @@ class Glyphs:
 
 
 def _draw(label, rng, size):
-  """Return an image of a class: uint8 [size, size]."""
+  """Return an image of a class, uint8 [size, size], and its index of FACES."""
   u = rng.random(16).tolist()
   face = int(u[0] * len(FACES))
   field, half_stroke, extent = _distance_field(label, face)
@@ -116,7 +116,7 @@ def _draw(label, rng, size):
     image = _through_low_resolution(image, u[12])
   image *= 255 * (1 - 0.3 * u[13] ** 3)
   image += rng.standard_normal((size, size), np.float32) * (20 * u[14] ** 3)
-  return np.rint(np.clip(image, 0, 255)).astype(np.uint8)
+  return np.rint(np.clip(image, 0, 255)).astype(np.uint8), face
 
 
 def _sample_map(u, extent, size):
