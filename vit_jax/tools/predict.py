@@ -23,6 +23,7 @@ images could not be read (they are listed at the end); 2 for wrong arguments.
 
 import argparse
 import itertools
+import os
 import pathlib
 import re
 import sys
@@ -321,4 +322,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == '__main__':
+  if 'JAX_NUM_CPU_DEVICES' not in os.environ:
+    # Two CPU devices share all cores: no core waits at the end of each product
+    # in one half of a batch, as there are products of the other half.
+    jax.config.update('jax_num_cpu_devices', 2)
   main()
