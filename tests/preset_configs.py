@@ -72,6 +72,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     imagenet imagenet21k imagenet21k,distilled,epochs=300,fsdp imagenet,folder
     imagenet21k,tiny imagenet,tiny
   """,
+  'guides': 'default seeds=1,steps=4 tiny',
   'masked_patches': """
     B/16 L/32 B/16,downsampled B/16,pixels,ratio=0.15
     B/16,name=my_set,steps=100000 B/16,imagenet B/16,imagenet,folder B/16,tiny
