@@ -329,7 +329,10 @@ def get_config(argument=''):
     change = common.make('objectives.colours.Channels')
     views = {'globals': (change,), 'local': change}
     config.objective.views = common.make('objectives.colours.Views', **views)
-  add_guides(config, args, unit)
+  columns = {args.guide: False, args.forget: True}
+  if columns := {k: x for k, x in columns.items() if k}:
+    warmup = {f'warmup_{unit}': config.schedule[f'warmup_{unit}']}
+    add_guides(config, columns, weight=0.03, **warmup)
   if args.anchor:
     config.objective = common.make(
       'objectives.anchor.Anchored',
@@ -344,24 +347,16 @@ def get_config(argument=''):
   return common.finish(config, args)
 
 
-def add_guides(config, args, unit):
-  """Add guides of columns."""
-  kinds = {args.guide: False, args.forget: True}
-  if columns := {k: x for k, x in kinds.items() if k}:
-    config.data.keep = {
-      key: common.make('data.targets.Classes') for key in columns
-    }
-    warmup = {f'warmup_{unit}': config.schedule[f'warmup_{unit}']}
-    config.objective.terms = {
-      key: common.make(
-        'objectives.guides.Prototypes',
-        key=key,
-        weight=0.03,
-        adversarial=adversarial,
-        **warmup,
-      )
-      for key, adversarial in columns.items()
-    }
+def add_guides(config, columns, **fields):
+  """Let the classes of {column: whether it is forgotten} guide a run."""
+  config.data.keep = {
+    key: common.make('data.targets.Classes') for key in columns
+  }
+  target = 'objectives.guides.Prototypes'
+  config.objective.terms = {
+    key: common.make(target, key=key, adversarial=is_forgotten, **fields)
+    for key, is_forgotten in columns.items()
+  }
 
 
 def follow_weights(config, unit):

@@ -101,11 +101,12 @@ Terms = Mapping[str, Term]
 
 
 class Pull(NamedTuple):
-  """What a Guide makes of features: a loss, and where it pulls them.
+  """What a Guide returns: a loss, and a gradient for the model.
 
   Attributes:
-    loss: that of the guide's own parameters, whose mean counts.
-    features, gradient: features of the model, and the gradient of the loss.
+    loss: a scalar that depends on the guide's parameters only.
+    features, gradient: features of the model, and the gradient of this loss
+      with respect to them.
     state: what the next call gets.
   """
 
@@ -451,16 +452,11 @@ def init_state(
   more = objective.init(jax.random.fold_in(init_rng, 1), images)
   width = 0
   if guides := guides_of(objective):
-    found = jax.eval_shape(
-      functools.partial(model.init_with_output, method='features'),
-      *(init_rng, example),
-    )
-    width, rng = (
-      found[0]['pre_logits'].shape[-1],
-      jax.random.fold_in(init_rng, 2),
-    )
-    rngs = dict(zip(guides, jax.random.split(rng, len(guides))))
-    made = {k: fn.init(rngs[k], width) for k, fn in guides.items()}
+    features = functools.partial(model.init_with_output, method='features')
+    found, _ = jax.eval_shape(features, init_rng, example)
+    width = found['pre_logits'].shape[-1]
+    rngs = jax.random.split(jax.random.fold_in(init_rng, 2), len(guides))
+    made = {k: x.init(rng, width) for rng, (k, x) in zip(rngs, guides.items())}
     more = {**more, 'terms': made}
   if more:
     params = {**params, 'objective': more}

@@ -4,11 +4,11 @@
     python -m vit_jax.main --config=configs/studies/guides.py --workdir=DIR
 
 Small ViTs learn by LeJEPA, with guides (objectives/guides.py) that follow or
-forget the font of glyphs, or the type (mono or poly) of
-photographs of solar cells. Linear classifiers then read out what should stay,
-the character or the defect, and the column itself. The centroids of these
-short runs have a momentum of 0.9. Nothing was chosen on test images. The result
-is in docs/self_supervised.md.
+forget the font of glyphs, or the type (mono or poly) of photographs of solar
+cells. Linear classifiers then read out what should stay, the character or the
+defect, and the column itself. The centroids of these short runs have a momentum
+of 0.9. Nothing was chosen on test images. docs/self_supervised.md has the
+result.
 
 Arguments (separated by commas):
   seeds=5    of training
@@ -16,15 +16,11 @@ Arguments (separated by commas):
   tiny       one seed, few steps: minutes, to check that it runs
 """
 
-from configs import arguments, common, embedded
+from configs import arguments, common, embedded, pretrain_folder
 from configs.studies import photographs, self_supervised_embedded
 
 PX = self_supervised_embedded.PX
-ARMS = {  # name: (title, whether the column is forgotten; None: no guide)
-  'none': ('no guide', None),
-  'follow': ('follow', False),
-  'forget': ('forget', True),
-}
+ARMS = {'none': 'no guide', 'follow': 'follow', 'forget': 'forget'}
 SETS = {  # name: (title, column, readout of what should stay)
   'glyphs': ('Glyphs', 'font', 'character'),
   'cells': ('Photographs', 'type', 'defect'),
@@ -41,25 +37,12 @@ def get_config(argument=''):
     for name, make in {'glyphs': glyphs, 'cells': cells}.items():
       for arm in ARMS:
         config = make(args, seed)
-        guided(config, SETS[name][1], ARMS[arm][1])
+        if arm != 'none':
+          columns = {SETS[name][1]: arm == 'forget'}
+          fields = {'weight': WEIGHT, 'momentum': 0.9}
+          pretrain_folder.add_guides(config, columns, **fields)
         runs[f'{name}_{arm}_seed{seed}'] = config
   return common.study(runs, reports(), discard='.*')
-
-
-def guided(config, column, adversarial):
-  """Add a guide of a column to a run."""
-  if adversarial is not None:
-    kinds = common.make('data.targets.Classes')
-    config.data.keep = {column: kinds}
-    config.objective.terms = {
-      column: common.make(
-        'objectives.guides.Prototypes',
-        key=column,
-        weight=WEIGHT,
-        adversarial=adversarial,
-        momentum=0.9,
-      )
-    }
 
 
 def glyphs(args, seed):
@@ -114,7 +97,7 @@ def reports():
     table = [
       {'row': row, 'column': of, 'runs': rf'{name}_{arm}_seed(?P<seed>\d+)'}
       | {'metric': f'{of}/images/linear/mean_per_class_accuracy'}
-      for arm, (row, _) in ARMS.items()
+      for arm, row in ARMS.items()
       for of in (kept, column)
     ]
     yield common.table(table, title=title, name=name)

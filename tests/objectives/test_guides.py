@@ -17,6 +17,7 @@ from vit_jax.data.subsets import Slice
 from vit_jax.data.targets import Classes, Numbers
 from vit_jax.durations import Timeline, steps
 from vit_jax.objectives.classification import softmax_xent
+from vit_jax.objectives.feature_distillation import FeatureDistillation
 from vit_jax.objectives.guides import Classification, Prototypes, Regression
 from vit_jax.objectives.terms import kernel_difference, patch_kernel
 from vit_jax.step import Context, OfFeatures, Seen, Term, of_examples
@@ -257,6 +258,13 @@ def test_columns_that_guide_nothing(table, column, message):
       functools.partial(softmax_xent, None, preprocess=None),
       {'site': SITES[0]},
       'no place for the guides',
+    ),
+    (
+      functools.partial(
+        FeatureDistillation, None, preprocess=None, teacher=None
+      ),
+      {'site': SITES[0]},
+      'FeatureDistillation has no place for the guides',
     ),
   ],
 )

@@ -1,5 +1,6 @@
 """Columns of the data as vectors, for objectives that learn from them."""
 
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ class Encoded(View):
 
   def __getitem__(self, index: int) -> Mapping[str, Any]:
     found = {k: table[row[index]] for k, (row, table) in self._encoded.items()}
-    return {**super().__getitem__(index), **found}
+    return ChainMap(found, super().__getitem__(index))  # type: ignore
 
 
 class LabelledBy(View):
@@ -50,7 +51,8 @@ class LabelledBy(View):
     self.num_classes = len(self.class_names or ())
 
   def __getitem__(self, index: int) -> Mapping[str, Any]:
-    return {**super().__getitem__(index), 'label': int(self._labels[index])}
+    label = int(self._labels[index])
+    return ChainMap({'label': label}, super().__getitem__(index))  # type: ignore
 
   def labels(self) -> np.ndarray:
     return self._labels.copy()

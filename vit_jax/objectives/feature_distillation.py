@@ -24,7 +24,7 @@ from vit_jax.objectives.colours import Colour, Views
 from vit_jax.objectives.encode import encode, summarize
 from vit_jax.objectives.frozen_teacher import FrozenTeacher
 from vit_jax.objectives.views import OfViews
-from vit_jax.step import Seen
+from vit_jax.step import OfFeatures, Seen
 
 # One feature is always the most similar one: its loss is 0.
 Length = Annotated[int, types.Expect(lambda n: n >= 2, 'at least 2')]
@@ -63,6 +63,8 @@ class FeatureDistillation(OfViews):
   )
 
   teachers = property(lambda self: {'teacher': self.teacher})  # type: ignore
+  # Guides would read the columns of one of the two images that are mixed.
+  with_terms = OfFeatures.with_terms  # type: ignore[assignment]
 
   def of_run(
     self, timeline: Timeline, images: jax.ShapeDtypeStruct, choose: Any = None
