@@ -14,9 +14,8 @@ from collections.abc import Sequence
 
 from vit_jax.io import environment
 
-if __name__ == '__main__' and (settings := environment.faster()):
-  os.environ.update(settings)  # read when a process starts
-  os.execv(sys.executable, sys.orig_argv)
+if __name__ == '__main__':
+  environment.start()
 
 from absl import app, flags, logging
 

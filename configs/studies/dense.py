@@ -6,8 +6,10 @@ r"""Do patches become better for classes of pixels when a model continues?
         --config.shared.masked=MASKED --workdir=DIR
 
 DINOv2-S, that pip brings, continues on the training images without their masks,
-by LeJEPA and by DINOv2's objective, with and without an anchor. So few steps do
-not move an EMA of momentum 0.9995, so it is 0.8. The readouts of
+by LeJEPA and by DINOv2's objective, with and without an anchor; and with PaKA
+(terms.patch_kernel), whose kernels of patches are those of the weights, in the
+anchor's place, or of the EMA, alone and next to the anchor. So few steps do not
+move an EMA of momentum 0.9995, so it is 0.8. The readouts of
 evals/patches.py learn from it before and after, and from random weights.
 Nothing was chosen on test images. docs/evaluation.md has the result.
 
@@ -24,6 +26,13 @@ from configs.studies.photographs_trained import WEIGHTS
 PX, BATCH = teachers.TEACHER_PX, 16
 COLUMNS = {'linear': 'linear', 'linear_9': 'layer 9', 'near': 'nearest'}
 BEFORE = {'start': 'the weights', 'random': 'random weights'}
+KERNELS = {
+  'lejepa_kernel': 'LeJEPA, kernels of the weights',
+  'dinov2_kernel': "DINOv2's objective, kernels of the weights",
+  'dinov2_ema': "DINOv2's objective, kernels of the EMA",
+  'dinov2_both': "DINOv2's objective, kernels of the EMA, anchor",
+}
+CONTINUED = teachers.CONTINUED | KERNELS
 
 
 def get_config(argument=''):
@@ -35,7 +44,7 @@ def get_config(argument=''):
   weights, masked = map(shared.get_oneway_ref, ('weights', 'masked'))
   for seed in range(args.seeds):
     of_seed = {name: before(name, weights) for name in BEFORE}
-    for name in teachers.CONTINUED:
+    for name in CONTINUED:
       of_seed[name] = continued(args, name, weights)
       of_seed[name].data.source.path = masked
     for name, config in of_seed.items():
@@ -43,7 +52,7 @@ def get_config(argument=''):
       config.evals = {'patches': common.patches(PX, (9,), path=masked)}
       runs[f'{name}_seed{seed}'] = config
   return common.study(
-    runs, reports(), shared=shared, discard='.*_(free|anchor)_.*'
+    runs, reports(), shared=shared, discard='(lejepa|dinov2)_.*'
   )
 
 
@@ -58,18 +67,28 @@ def before(name, weights):
 
 def continued(args, name, weights):
   """Return a short training without labels that starts from weights."""
-  config = teachers.continued(name, BATCH, weights)
+  objective, kind = name.split('_')
+  anchored = 'free' if kind in ('free', 'ema') else 'anchor'
+  config = teachers.continued(f'{objective}_{anchored}', BATCH, weights)
   config.total_steps = args.steps
   config.data.source.split = 'train/images'
   config.data.transforms[0]['local_count'] = 2
-  if name.startswith('dinov2'):
+  if objective == 'dinov2':
     config.objective.objective.momentum = 0.8  # its features are of the EMA
+  if kind == 'kernel':
+    config.objective.difference = common.make(
+      'objectives.terms.kernel_difference'
+    )
+  if kind in ('ema', 'both'):
+    config.objective.objective.terms = {
+      'kernel': common.make('objectives.terms.patch_kernel')
+    }
   return config
 
 
 def reports():
   """Yield tables of mIoU, and of its differences to the weights."""
-  rows = BEFORE | teachers.CONTINUED
+  rows = BEFORE | CONTINUED
   cells = [
     {'row': row, 'column': column, 'runs': rf'{name}_seed(?P<seed>\d+)'}
     | {'metric': f'patches/{readout}/miou'}

@@ -20,6 +20,8 @@ from vit_jax.models.pooling import (
   NoPooling,
   OrdinalHead,
 )
+from vit_jax.models.posemb import Relative
+from vit_jax.models.rotary import RotaryAxial
 
 
 def features(pooling):
@@ -48,6 +50,29 @@ def test_weights_of_tokens_give_the_pooled_tokens(pooling):
   if isinstance(pooling, NoPooling):
     expected = expected.mean(axis=1)
   np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'pooling': DistillationToken(num_registers=2), 'posemb': RotaryAxial()},
+    {
+      'posemb': Relative(),
+      'block': BlockOptions(post_norm=True, gate=True, sub_norm=('attn',)),
+    },
+  ],
+  ids=['distillation', 'relative'],
+)
+def test_without_tokens_the_last_layer_computes_only_what_is_pooled(fields):
+  model = tiny(**fields)
+  params, count = random_params(model), 1 + ('pooling' in fields)
+  whole = apply(model, params, method='features')
+  options = {'mutable': 'intermediates', 'capture_intermediates': True}
+  logits, recorded = apply(model, params, **options)
+  (last,) = recorded['intermediates']['block_1']['__call__']
+  assert last.shape == (4, count, 16)
+  np.testing.assert_allclose(last, whole['block_1'][:, :count], atol=1e-5)
+  np.testing.assert_allclose(logits, whole['logits'], atol=1e-5)
 
 
 def test_weights_of_tokens_of_a_learned_query():

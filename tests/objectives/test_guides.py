@@ -18,7 +18,12 @@ from vit_jax.data.targets import Classes, Numbers
 from vit_jax.durations import Timeline, steps
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.feature_distillation import FeatureDistillation
-from vit_jax.objectives.guides import Classification, Prototypes, Regression
+from vit_jax.objectives.guides import (
+  Classification,
+  Labelling,
+  Prototypes,
+  Regression,
+)
 from vit_jax.objectives.terms import kernel_difference, patch_kernel
 from vit_jax.step import Context, OfFeatures, Seen, Term, of_examples
 
@@ -115,11 +120,13 @@ def test_the_model_gets_pulls_of_one_length(step):
   made = {
     'site': Classification(key='site', hidden=3, warmup=steps(1)),
     'year': Regression(key='year', hidden=3, adversarial=True),
+    'tags': Labelling(key='tags', hidden=3),
   }
-  weights = {'site': 0.5, 'year': 2.0}
+  weights = {'site': 0.5, 'year': 2.0, 'tags': 1.0}
   terms = {k: Term(x, weights[k]) for k, x in made.items()}
   column = np.where(RNG.random((B, 2)) < 0.3, NAN, RNG.random((B, 2)))
   batch = {'site': SITES[[0, 1, 2, 3, 0, 0]], 'year': np.float32(column)}
+  batch['tags'] = np.round(batch['year'])
   batch['site'][2] = NAN
   example = {k: x[0] for k, x in batch.items()}
   objective = of_examples(OfParameters(terms), example, TIMELINE)
@@ -143,13 +150,15 @@ def test_the_model_gets_pulls_of_one_length(step):
       return y @ second['kernel'] + second['bias']
 
     sites, years = jax.nn.log_softmax(out('site')), out('year')
+    tags = out('tags')
     known = [0, 1, 3, 4, 5]
     site = -sum(sites[b, :, [0, 1, 2, 3, 0, 0][b]].mean() for b in known) / 5
-    errors = [
-      (years[b, :, k] - column[b, k]) ** 2
-      for b, k in np.argwhere(~np.isnan(column))
-    ]
-    return {'site': site, 'year': 0.1 * jnp.mean(jnp.stack(errors))}
+    cells = np.argwhere(~np.isnan(column))
+    year = jnp.stack([(years[b, :, k] - column[b, k]) ** 2 for b, k in cells])
+    signs = [1 - 2 * round(column[b, k]) for b, k in cells]
+    tags = jnp.stack([s * tags[b, :, k] for s, (b, k) in zip(signs, cells)])
+    tags = jnp.log1p(jnp.exp(tags))
+    return {'site': site, 'year': 0.1 * year.mean(), 'tags': tags.mean()}
 
   with jax.numpy_rank_promotion('allow'):
     expected = losses(heads, x)
@@ -159,7 +168,7 @@ def test_the_model_gets_pulls_of_one_length(step):
       slopes[name], pulls[name] = fn(heads, x)
   lengths = {k: np.linalg.norm(g) for k, g in pulls.items()}
   mean, total = np.mean([*lengths.values()]), 2 * np.float64(x)
-  ramps = {'site': max(0, (step - 1) / 9), 'year': step / 10}
+  ramps = {'site': max(0, (step - 1) / 9), 'year': step / 10, 'tags': step / 10}
   for name, ramp in ramps.items():
     factor = 2 / (1 + np.exp(-10 * ramp)) - 1
     factor *= weights[name] * (-1 if name == 'year' else 1)

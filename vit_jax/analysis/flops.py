@@ -1,5 +1,6 @@
 """Exact FLOP counts of JAX functions, read from the jaxpr."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +21,12 @@ def count(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
 
 
 def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:
-  """Return the FLOPs of model.apply on images; attention counts as einsum."""
+  """Return the FLOPs of a training forward pass; attention counts as einsum."""
   if hasattr(model, 'attention'):
     model = model.clone(attention='einsum')
   variables = jax.eval_shape(model.init, jax.random.key(0), images)
-  return count(model.apply, variables, images)
+  method = 'features' if hasattr(model, 'features') else None
+  return count(functools.partial(model.apply, method=method), variables, images)
 
 
 def _count(jaxpr):

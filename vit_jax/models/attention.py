@@ -39,6 +39,7 @@ class Attention(nn.Module):
   implementation: str = 'auto'
   dtype: Any = 'float32'
   train: bool = False
+  outputs: int | None = None  # first queries whose output is needed; None: all
 
   @nn.compact
   def __call__(
@@ -66,6 +67,8 @@ class Attention(nn.Module):
     self.sow('intermediates', 'k', k)
     if position_logits is not None:
       self.sow('intermediates', 'position_logits', position_logits)
+      position_logits = position_logits[:, :, : self.outputs]
+    q, queries = q[:, : self.outputs], queries[:, : self.outputs]
     drop = self.train and options.attention_dropout > 0
     x = attention(
       *(q, k, v),

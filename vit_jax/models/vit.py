@@ -128,7 +128,10 @@ class PatchEmbedding:
 
 
 class Block(nn.Module):
-  """One layer of the encoder (equations 2 and 3): [B, N, D] -> [B, N, D]."""
+  """One layer of the encoder (equations 2 and 3): [B, N, D] -> [B, N, D].
+
+  With `outputs` it computes only so many of the first tokens.
+  """
 
   num_heads: int
   mlp_dim: int
@@ -139,6 +142,7 @@ class Block(nn.Module):
   attention: str = 'auto'
   dtype: Any = 'float32'
   train: bool = False
+  outputs: int | None = None
 
   for_grids = True
 
@@ -161,12 +165,12 @@ class Block(nn.Module):
     y = x if options.post_norm else norm('norm1')(x)
     y = self.attend(
       *(self.num_heads, options, self.posemb, self.layout),
-      *(self.attention, self.dtype, self.train),
+      *(self.attention, self.dtype, self.train, self.outputs),
       name='attn',
     )(y, y, shared, lengths)
     y = norm('norm1')(y) if options.post_norm else y
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
-    x = x + self._branch(y, 'ls1', drop_rate)
+    x = x[:, : self.outputs] + self._branch(y, 'ls1', drop_rate)
     mlp = dense.Mlp(
       self.mlp_dim, options, self.dropout, self.dtype, self.train, name='mlp'
     )
@@ -231,12 +235,14 @@ class Layers:
     training: bool,
     per_layer: bool,
     shared: tuple[Any, ...] = (),
+    of_last: Mapping[str, Any] | None = None,
     **fields: Any,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
 
     `model` has depth, stochastic_depth, scan and remat. `shared` and `fields`
-    are arguments and fields of all layers; in training, stochastic depth acts.
+    are arguments and fields of all layers, `of_last` are more of the last one,
+    which a loop ignores; in training, stochastic depth acts.
     Returns [B, N, D] as x, and {'block_i': [B, N, D]}, empty if not per_layer.
     """
     x, rates = dense.keep_rows(x), None
@@ -263,6 +269,8 @@ class Layers:
     else:
       outputs = []
       for i in range(model.depth):
+        if of_last and i == model.depth - 1:
+          fields |= of_last
         block = layer(name=f'block_{i}', **fields)
         x, output = apply(block, x, None if rates is None else rates[i], shared)
         outputs.append(output)
@@ -372,6 +380,12 @@ class VisionTransformer(Classifier):
 
   layer = Block  # class of the layers
 
+  def __call__(
+    self, images: jax.Array, *, train: bool = False, **options: Any
+  ) -> jax.Array:
+    """Return what Classifier does; only training computes all tokens."""
+    return super().__call__(images, train=train, tokens=train, **options)
+
   @nn.compact
   def features(
     self,
@@ -380,6 +394,7 @@ class VisionTransformer(Classifier):
     grid: jax.Array | None = None,
     train: bool = False,
     per_layer: bool = True,
+    tokens: bool = True,
     maps: Sequence[int] = (),
     patch_sources: jax.Array | None = None,
     visible: jax.Array | None = None,
@@ -390,6 +405,9 @@ class VisionTransformer(Classifier):
       images, train: see Classifier.
       grid: int32 [B, 2], for images of KeepAspect; features of padding are 0.
       per_layer: whether to return the output of each layer.
+      tokens: whether to return 'tokens'. If not, and nothing else needs them,
+        the last layer computes only a class token (and distillation token),
+        which saves three quarters of it; logits differ by rounding.
       maps: layers whose patches are returned as maps; -1: after the final norm.
       patch_sources: int32 [B, gh * gw], index of the patch whose embedding
         replaces each before positions are added; below 0: the mask vector.
@@ -401,7 +419,8 @@ class VisionTransformer(Classifier):
       patches: [B, gh * gw, D], embedded patches before any is replaced.
       block_0 ... block_{L-1}: [B, N, D], output of each layer.
       map_i, map_-1: [B, gh, gw, D], the patches of block_i, and of tokens.
-      tokens: [B, N, D], after the final norm if that comes before pooling.
+      tokens: [B, N, D], after the final norm if that comes before pooling;
+        not without the argument `tokens`.
       pooled: [B, D], or [B, gh * gw, D] with NoPooling.
       pre_logits: output of the head's tanh layer if there is one, else pooled.
       logits: float32 [B, K], or [B, gh * gw, K]. Absent without a head.
@@ -430,6 +449,10 @@ class VisionTransformer(Classifier):
       x = norm('embedding_norm')(x)
     x = nn.Dropout(self.dropout, deterministic=not train)(x)
     # Equations 2 and 3.
+    read, options = pooling.read(layout), {}
+    needed = tokens or per_layer or maps or grid is not None
+    if not needed and self.layers is None and not read.start:
+      options = {'of_last': {'outputs': read.stop}}
     x, outputs = (self.layers or Layers())(
       self,
       x,
@@ -437,19 +460,21 @@ class VisionTransformer(Classifier):
       per_layer=per_layer or bool(maps),
       shared=(posemb.shared(self, whole, train), whole.lengths),
       **self.layer_fields(layout, train),
+      **options,
     )
     # Equation 4.
     outputs['tokens'] = norm('norm')(x) if pooling.norm == 'before' else x
     if grid is not None:
       out, outputs = jax.tree.map(whole.without_padding, (out, outputs))
-    out |= outputs if per_layer else {'tokens': outputs['tokens']}
+    if per_layer or tokens:
+      out |= outputs if per_layer else {'tokens': outputs['tokens']}
     for i in maps:
       if not -1 <= i < self.depth:
         raise UserError(f'map_{i}: there are {self.depth} layers, from map_0.')
       chosen = outputs['tokens' if i == -1 else f'block_{i}']
       patches = chosen[:, layout.prefix :]
       out[f'map_{i}'] = patches.reshape(-1, *cells, self.width)
-    x = pooling(self, out['tokens'], whole)
+    x = pooling(self, outputs['tokens'], whole)
     x = norm('norm')(x) if pooling.norm == 'after' else x
     return out | pooling.classify(self, self.head, x)
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from vit_jax.durations import Duration, Timeline
 from vit_jax.models.dense import GELU
@@ -134,8 +135,18 @@ class Regression(OfHead):
   ) -> jax.Array:
     target = jnp.broadcast_to(target[:, None], (*x.shape[:2], self.outputs))
     known = ~jnp.isnan(target)
-    error = jnp.where(known, self.head(params, x) - jnp.nan_to_num(target), 0)
-    return jnp.sum(error**2) / jnp.maximum(1, jnp.sum(known))
+    errors = self.error(self.head(params, x), jnp.nan_to_num(target))
+    return jnp.sum(jnp.where(known, errors, 0)) / jnp.maximum(1, jnp.sum(known))
+
+  def error(self, outputs: jax.Array, target: jax.Array) -> jax.Array:
+    return (outputs - target) ** 2
+
+
+class Labelling(Regression):
+  """Sigmoid cross-entropy of a head with the labels (targets.Labels)."""
+
+  def error(self, outputs: jax.Array, target: jax.Array) -> jax.Array:
+    return optax.sigmoid_binary_cross_entropy(outputs, target)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,12 +23,18 @@ images could not be read (they are listed at the end); 2 for wrong arguments.
 
 import argparse
 import itertools
-import os
 import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from vit_jax.io import environment
+
+if __name__ == '__main__':
+  # Two CPU devices share all cores: no core waits at the end of each product
+  # in one half of a batch, as there are products of the other half.
+  environment.start(JAX_NUM_CPU_DEVICES='2')
 
 import jax
 import jax.numpy as jnp
@@ -92,8 +98,10 @@ def forward_fn(
   """
   options: dict[str, Any] = {'per_layer': str(layer).startswith('block_')}
   found = re.fullmatch(r'map_(-1|\d+)', layer or '')
-  if found and isinstance(model, VisionTransformer):
-    options['maps'] = tuple({int(found[1])} & {*range(-1, model.depth)})
+  if isinstance(model, VisionTransformer):
+    options['tokens'] = layer not in (None, 'pooled', 'pre_logits')
+    if found:
+      options['maps'] = tuple({int(found[1])} & {*range(-1, model.depth)})
 
   def forward(params, images, **grid):
     images, variables = weights.preprocess(images), {'params': params}
@@ -322,8 +330,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == '__main__':
-  if 'JAX_NUM_CPU_DEVICES' not in os.environ:
-    # Two CPU devices share all cores: no core waits at the end of each product
-    # in one half of a batch, as there are products of the other half.
-    jax.config.update('jax_num_cpu_devices', 2)
   main()
