@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from socket import gethostname
 
 import in_process
@@ -141,3 +142,13 @@ def test_a_host_that_does_not_come_is_named(tmp_path):
   _, *rows, missing = first.output.splitlines()
   assert [row.split()[:2] for row in rows] == [[x, gethostname()] for x in '02']
   assert missing == f'Missing at {address} after 30 s: [1].'
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='of glibc')
+def test_a_process_starts_itself_with_huge_pages(monkeypatch):
+  monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
+  names = 'GLIBC_TUNABLES', 'OWN', 'SET'
+  code = 'import os; from vit_jax.io import environment as e; '
+  code += f"e.start(OWN='1', SET='2'); print([os.environ[x] for x in {names}])"
+  done = python('-c', code, SET='3')
+  assert done.stdout == "['glibc.malloc.hugetlb=1', '1', '3']\n"
