@@ -7,11 +7,11 @@ r"""Do patches become better for classes of pixels when a model continues?
 
 DINOv2-S, that pip brings, continues on the training images without their masks,
 by LeJEPA and by DINOv2's objective, with and without an anchor; and with PaKA
-(terms.patch_kernel), whose kernels of patches are those of the weights, in the
-anchor's place, or of the EMA, alone and next to the anchor. So few steps do not
-move an EMA of momentum 0.9995, so it is 0.8. The readouts of
-evals/patches.py learn from it before and after, and from random weights.
-Nothing was chosen on test images. docs/evaluation.md has the result.
+(terms.py): kernels of patches as those of the weights, in the anchor's place,
+or as those of the EMA. So few steps do not move an EMA of momentum 0.9995, so
+it is 0.8. The readouts of evals/patches.py learn from it before and after, and
+from random weights. Nothing was chosen on test images. docs/evaluation.md has
+the result.
 
 Arguments (separated by commas):
   seeds=5    of training; the weights before are one model
@@ -30,7 +30,6 @@ KERNELS = {
   'lejepa_kernel': 'LeJEPA, kernels of the weights',
   'dinov2_kernel': "DINOv2's objective, kernels of the weights",
   'dinov2_ema': "DINOv2's objective, kernels of the EMA",
-  'dinov2_both': "DINOv2's objective, kernels of the EMA, anchor",
 }
 CONTINUED = teachers.CONTINUED | KERNELS
 
@@ -79,7 +78,7 @@ def continued(args, name, weights):
     config.objective.difference = common.make(
       'objectives.terms.kernel_difference'
     )
-  if kind in ('ema', 'both'):
+  if kind == 'ema':
     config.objective.objective.terms = {
       'kernel': common.make('objectives.terms.patch_kernel')
     }
