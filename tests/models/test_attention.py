@@ -52,6 +52,13 @@ def test_equals_the_formula(implementation, options, rtol, atol):
   np.testing.assert_allclose(out, expected, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize('queries', [1, 2])
+def test_one_or_two_queries_need_no_kernel(queries):
+  qkv = random_qkv(queries=queries)
+  expected, *_ = formula(*qkv)
+  np.testing.assert_allclose(run('pallas')(*qkv), expected, atol=2e-6)
+
+
 @pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
 def test_softmax_is_float32_under_bfloat16(implementation):
   lowered = run(implementation).lower(*random_qkv(jnp.bfloat16))

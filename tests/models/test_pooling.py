@@ -1,8 +1,10 @@
 """Poolings: which tokens they read, and one of our own."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from contract import IMAGES, apply, random_params, tiny
@@ -73,6 +75,21 @@ def test_without_tokens_the_last_layer_computes_only_what_is_pooled(fields):
   assert last.shape == (4, count, 16)
   np.testing.assert_allclose(last, whole['block_1'][:, :count], atol=1e-5)
   np.testing.assert_allclose(logits, whole['logits'], atol=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithPatches(ClassToken):
+  """The class token and the mean of the others, without a `read` of its own."""
+
+  def __call__(self, module, tokens, layout):
+    return jnp.stack([tokens[:, 0], tokens[:, 1:].mean(axis=1)]).mean(axis=0)
+
+
+def test_without_tokens_a_pooling_of_your_own_reads_all():
+  model = tiny(pooling=WithPatches())
+  params = random_params(model)
+  whole = apply(model, params, method='features')
+  np.testing.assert_allclose(apply(model, params), whole['logits'], atol=1e-6)
 
 
 def test_weights_of_tokens_of_a_learned_query():

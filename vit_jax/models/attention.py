@@ -116,8 +116,9 @@ def attention(
       f'attention={implementation!r} can neither drop attention weights nor '
       "add position logits. Use 'einsum' or 'auto'."
     )
-  # With one query, as in MAP pooling, scores are no matrix to keep on chip.
-  if q.shape[1] == 1 and implementation not in ('einsum', 'xla'):
+  # With one query, as in MAP pooling, or two, of DistillationToken, scores are
+  # no matrix to keep on chip.
+  if q.shape[1] <= 2 and implementation not in ('einsum', 'xla'):
     implementation = 'xla'
   if implementation == 'einsum':
     out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits, lengths)

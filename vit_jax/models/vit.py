@@ -25,7 +25,12 @@ from jax import Array
 
 from vit_jax.models import dense
 from vit_jax.models.attention import ATTENTION, Attention, Implementation
-from vit_jax.models.pooling import ClassToken, Head, Pooling
+from vit_jax.models.pooling import (
+  ClassToken,
+  DistillationToken,
+  Head,
+  Pooling,
+)
 from vit_jax.models.posemb import Grids, Layout, Learned, PositionEmbedding
 from vit_jax.types import (
   HARMLESS,
@@ -405,9 +410,10 @@ class VisionTransformer(Classifier):
       images, train: see Classifier.
       grid: int32 [B, 2], for images of KeepAspect; features of padding are 0.
       per_layer: whether to return the output of each layer.
-      tokens: whether to return 'tokens'. If not, and nothing else needs them,
-        the last layer computes only a class token (and distillation token),
-        which saves three quarters of it; logits differ by rounding.
+      tokens: whether 'tokens' are needed. If not, and there are no `per_layer`,
+        `maps`, `grid` and `layers`, the last layer computes only the output of
+        ClassToken or DistillationToken, which saves three quarters of it. Then
+        'tokens' are absent, and logits differ by rounding.
       maps: layers whose patches are returned as maps; -1: after the final norm.
       patch_sources: int32 [B, gh * gw], index of the patch whose embedding
         replaces each before positions are added; below 0: the mask vector.
@@ -419,8 +425,7 @@ class VisionTransformer(Classifier):
       patches: [B, gh * gw, D], embedded patches before any is replaced.
       block_0 ... block_{L-1}: [B, N, D], output of each layer.
       map_i, map_-1: [B, gh, gw, D], the patches of block_i, and of tokens.
-      tokens: [B, N, D], after the final norm if that comes before pooling;
-        not without the argument `tokens`.
+      tokens: [B, N, D], after the final norm if that comes before pooling.
       pooled: [B, D], or [B, gh * gw, D] with NoPooling.
       pre_logits: output of the head's tanh layer if there is one, else pooled.
       logits: float32 [B, K], or [B, gh * gw, K]. Absent without a head.
@@ -449,10 +454,10 @@ class VisionTransformer(Classifier):
       x = norm('embedding_norm')(x)
     x = nn.Dropout(self.dropout, deterministic=not train)(x)
     # Equations 2 and 3.
-    read, options = pooling.read(layout), {}
-    needed = tokens or per_layer or maps or grid is not None
-    if not needed and self.layers is None and not read.start:
-      options = {'of_last': {'outputs': read.stop}}
+    few = not (tokens or per_layer or maps or self.layers) and grid is None
+    # A subclass of these, of your own, may read other tokens.
+    few = few and type(pooling) in (ClassToken, DistillationToken)
+    last = {'of_last': {'outputs': pooling.read(layout).stop}} if few else {}
     x, outputs = (self.layers or Layers())(
       self,
       x,
@@ -460,13 +465,13 @@ class VisionTransformer(Classifier):
       per_layer=per_layer or bool(maps),
       shared=(posemb.shared(self, whole, train), whole.lengths),
       **self.layer_fields(layout, train),
-      **options,
+      **last,
     )
     # Equation 4.
     outputs['tokens'] = norm('norm')(x) if pooling.norm == 'before' else x
     if grid is not None:
       out, outputs = jax.tree.map(whole.without_padding, (out, outputs))
-    if per_layer or tokens:
+    if not few:
       out |= outputs if per_layer else {'tokens': outputs['tokens']}
     for i in maps:
       if not -1 <= i < self.depth:

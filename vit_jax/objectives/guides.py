@@ -139,6 +139,7 @@ class Regression(OfHead):
     return jnp.sum(jnp.where(known, errors, 0)) / jnp.maximum(1, jnp.sum(known))
 
   def error(self, outputs: jax.Array, target: jax.Array) -> jax.Array:
+    """Return the loss of each output [B, G, K]."""
     return (outputs - target) ** 2
 
 
